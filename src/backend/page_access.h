@@ -7,8 +7,8 @@
 #include <span>
 
 #include "backend/batch.h"
-#include "backend/chunk_scores.h"
 #include "backend/page_store.h"
+#include "backend/segment_scores.h"
 
 namespace kvasir {
 
@@ -27,7 +27,7 @@ struct LaneRow {
   // behind.
   const float* queries = nullptr;
   std::size_t frame_stride = 0;
-  ScoreChunks score_chunks = nullptr;  // for selectors that score chunks
+  ScoreSegments score_segments = nullptr;  // for selectors that score segments
 
   std::span<const float> queries_of(std::size_t frame) const {
     return {queries + frame * frame_stride, static_cast<std::size_t>(group) * static_cast<std::size_t>(head_dim)};

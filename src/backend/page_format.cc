@@ -20,8 +20,8 @@ constexpr bool rotates(KvType type) {
 }
 
 std::string rotation_name(const KvCodec& codec) {
-  if (codec.rotated_keys) return codec.rotated_values ? "kv" : "k";
-  return codec.rotated_values ? "v" : "off";
+  if (codec.hadamard_keys) return codec.hadamard_values ? "kv" : "k";
+  return codec.hadamard_values ? "v" : "off";
 }
 
 }  // namespace
@@ -114,9 +114,9 @@ ParsedCodec read_codec(std::string_view text, bool by_default) {
   if (!key || !value) return fail(key ? "it names no type for values" : "it names no type for keys");
   KvCodec codec{*key, *value, recent.value_or(0), by_default && rotates(*key), by_default && rotates(*value)};
   if (rotate) {
-    codec.rotated_keys = *rotate == "k" || *rotate == "kv";
-    codec.rotated_values = *rotate == "v" || *rotate == "kv";
-    if ((codec.rotated_keys && !is_encoded(*key)) || (codec.rotated_values && !is_encoded(*value)))
+    codec.hadamard_keys = *rotate == "k" || *rotate == "kv";
+    codec.hadamard_values = *rotate == "v" || *rotate == "kv";
+    if ((codec.hadamard_keys && !is_encoded(*key)) || (codec.hadamard_values && !is_encoded(*value)))
       return fail("rotate is for the codecs that lose bits");
   }
   if (codec.recent > 0 && !is_encoded(*key) && !is_encoded(*value))
@@ -133,7 +133,7 @@ std::string name_without_rotation(const KvCodec& codec) {
 }
 
 KvCodec codec_of(const PageFormat& format) {
-  return {format.key, format.value, 0, format.rotated_keys, format.rotated_values};
+  return {format.key, format.value, 0, format.hadamard_keys, format.hadamard_values};
 }
 
 }  // namespace
@@ -172,14 +172,14 @@ std::vector<std::string> split_codecs(std::string_view list) {
 
 std::string codec_name(const KvCodec& codec) {
   std::string name = name_without_rotation(codec);
-  if (codec.rotated_keys != rotates(codec.key) || codec.rotated_values != rotates(codec.value))
+  if (codec.hadamard_keys != rotates(codec.key) || codec.hadamard_values != rotates(codec.value))
     name += ",rotate=" + rotation_name(codec);
   return name;
 }
 
 std::string stored_codec_name(const KvCodec& codec) {
   std::string name = name_without_rotation(codec);
-  if (codec.rotated_keys || codec.rotated_values) name += ",rotate=" + rotation_name(codec);
+  if (codec.hadamard_keys || codec.hadamard_values) name += ",rotate=" + rotation_name(codec);
   return name;
 }
 

@@ -72,8 +72,8 @@ struct PageFormat {
   KvType value = key;         // of the values
   // Keys, or values, are multiplied with a Walsh-Hadamard matrix before they are stored, in blocks of the largest power
   // of two that divides head_dim. Queries, or the sums of values, are multiplied likewise, so products stay the same.
-  bool rotated_keys = false;
-  bool rotated_values = false;
+  bool hadamard_keys = false;
+  bool hadamard_values = false;
   int rotation = 0;  // keys are rotated by this one of BackendShape::rotations
 
   bool encoded() const { return is_encoded(key) || is_encoded(value); }
@@ -106,8 +106,8 @@ struct KvCodec {
   KvType key = KvType::kF16;
   KvType value = key;
   int recent = 0;
-  bool rotated_keys = false;
-  bool rotated_values = false;
+  bool hadamard_keys = false;
+  bool hadamard_values = false;
 
   bool operator==(const KvCodec&) const = default;
 };

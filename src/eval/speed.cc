@@ -144,7 +144,7 @@ std::uint64_t fork_bytes(const LoadedModel& model, const Measurement& m) {
   // Under any other it owns its tables, its chunk bounds, its copy of the open page, and the pages it adds.
   const std::uint64_t base = planned_base_bytes(model, m);
   const std::uint64_t added = whole.bytes > base ? whole.bytes - base : 0;
-  const std::uint64_t bounds = m.policy->ranks_chunks() != nullptr ? whole.policy_bytes : 0;
+  const std::uint64_t bounds = m.policy->ranks_segments() != nullptr ? whole.policy_bytes : 0;
   return batch * (added + bounds +
                   KvCache::cost(model.kv_shape, {}, (depth + 2 * m.figure.tokens) / model.kv_shape.page.slots + 4));
 }

@@ -58,14 +58,14 @@ struct KvCacheShape {
   std::vector<std::uint8_t> group_of_layer;
   int query_heads = 0;  // of a governed layer: no page depends on it, but what policies are shown does
 
-  KvCodec codec() const { return {page.key, page.value, recent, page.rotated_keys, page.rotated_values}; }
+  KvCodec codec() const { return {page.key, page.value, recent, page.hadamard_keys, page.hadamard_values}; }
   // The same lanes in pages of another codec.
   KvCacheShape with(const KvCodec& codec) const {
     KvCacheShape shape = *this;
     shape.page.key = codec.key;
     shape.page.value = codec.value;
-    shape.page.rotated_keys = codec.rotated_keys;
-    shape.page.rotated_values = codec.rotated_values;
+    shape.page.hadamard_keys = codec.hadamard_keys;
+    shape.page.hadamard_values = codec.hadamard_values;
     shape.recent = codec.recent;
     return shape;
   }

@@ -19,7 +19,7 @@ constexpr std::uint64_t kSharedBytes = 2 * sizeof(void*);
 
 DemotedPages::DemotedPages(PagePool* pool, const Layout& layout)
     : pool_(pool), layout_(layout), open_(pool), charge_(&pool->budget()) {
-  KVASIR_CHECK(layout.lanes > 0 && layout.format.slots % kChunk == 0);
+  KVASIR_CHECK(layout.lanes > 0 && layout.format.slots % kSegment == 0);
   KVASIR_CHECK(layout.file == nullptr || layout.most_in_memory > 0);
 }
 
@@ -193,11 +193,11 @@ void DemotedPages::note_bounds(std::span<const PageId> pages, int count, Aligned
   for (std::size_t lane = 0; lane < pages.size(); ++lane) {
     pool_->store()->read_keys(pages[lane], keys.data());
     float* bounds = to.data() + lane * layout_.lane_floats();
-    for (int first = 0; first < count; first += kChunk, bounds += 2 * dim) {
+    for (int first = 0; first < count; first += kSegment, bounds += 2 * dim) {
       const float* key = keys.data() + static_cast<std::size_t>(first) * dim;
       std::copy_n(key, dim, bounds);
       std::copy_n(key, dim, bounds + dim);
-      for (int slot = first + 1; slot < std::min(count, first + kChunk); ++slot) {
+      for (int slot = first + 1; slot < std::min(count, first + kSegment); ++slot) {
         key += dim;
         for (std::size_t d = 0; d < dim; ++d) {
           float& low = bounds[d];

@@ -2,8 +2,8 @@
 // that the table retains.
 //
 // Dropped tokens gather, in order of index at each drop, in an open column of 16-bit pages. A full column is encoded,
-// its tokens in order of index, and never changes again. Of each lane of a column there are bounds: for every chunk of
-// kChunk slots the least and the greatest element of each dimension of its keys, as attention reads them (decoded,
+// its tokens in order of index, and never changes again. Of each lane of a column there are bounds: for every segment
+// of kSegment slots the least and the greatest element of each dimension of its keys, as attention reads them (decoded,
 // before the pages' Hadamard matrix). Nothing is ever lost. With a file, only the newest encoded columns stay in
 // memory; older ones leave, oldest first.
 //
@@ -27,7 +27,7 @@ namespace kvasir {
 
 class DemotedPages {
  public:
-  static constexpr int kChunk = 16;  // slots that share bounds
+  static constexpr int kSegment = 16;  // slots that share bounds
 
   struct Layout {
     int lanes = 0;
@@ -37,10 +37,10 @@ class DemotedPages {
     std::int64_t most_in_memory = 0;
     DemotionFile* file = nullptr;  // outlives this
 
-    int chunks() const { return format.slots / kChunk; }
-    // Floats of the bounds of one lane: [chunk][low, high][dimension].
+    int segments() const { return format.slots / kSegment; }
+    // Floats of the bounds of one lane: [segment][low, high][dimension].
     std::size_t lane_floats() const {
-      return static_cast<std::size_t>(chunks()) * 2 * static_cast<std::size_t>(format.head_dim);
+      return static_cast<std::size_t>(segments()) * 2 * static_cast<std::size_t>(format.head_dim);
     }
   };
 
@@ -48,7 +48,7 @@ class DemotedPages {
   struct Column {
     explicit Column(PagePool* pool) : pages(pool), charge(&pool->budget()) {}
     PageRefs pages;                       // [lane]; given back once they have left for the file
-    AlignedBuffer<float> bounds;          // [lane][chunk][low, high][dimension]
+    AlignedBuffer<float> bounds;          // [lane][segment][low, high][dimension]
     SpillFile* file = nullptr;            // where `parts` are
     std::shared_ptr<SpilledParts> parts;  // [lane]; null: the pages are in memory
     MemoryCharge charge;                  // of all but the pages
@@ -85,12 +85,12 @@ class DemotedPages {
     return pages[static_cast<std::size_t>(lane)];
   }
   SlotMask live(std::int64_t column) const { return slot_range(0, is_open(column) ? used_ : layout_.format.slots); }
-  // [chunk][low, high][dimension], of the chunks that hold tokens.
+  // [segment][low, high][dimension], of the segments that hold tokens.
   const float* bounds(std::int64_t column, int lane) const {
     const AlignedBuffer<float>& all = is_open(column) ? open_bounds_ : encoded(column).bounds;
     return all.data() + static_cast<std::size_t>(lane) * layout_.lane_floats();
   }
-  int chunks(std::int64_t column) const { return (std::popcount(live(column)) + kChunk - 1) / kChunk; }
+  int segments(std::int64_t column) const { return (std::popcount(live(column)) + kSegment - 1) / kSegment; }
 
   // Seconds waited for room in the file's buffers.
   double seconds_writing() const { return seconds_writing_; }

@@ -101,7 +101,7 @@ void Recall::choose(const LaneRow& row, std::span<const float> highest) {
   for (std::int64_t column = demoted.columns() - 1; column >= 0; --column) {
     const float* bounds = demoted.bounds(column, lane);
     float above = -std::numeric_limits<float>::infinity();
-    for (int chunk = 0; chunk < demoted.chunks(column); ++chunk, bounds += std::ptrdiff_t{2} * dim)
+    for (int segment = 0; segment < demoted.segments(column); ++segment, bounds += std::ptrdiff_t{2} * dim)
       for (int g = 0; g < row.group; ++g) {
         const float of_head = bound(queries.data() + static_cast<std::ptrdiff_t>(g) * dim, bounds, dim) -
                               highest[static_cast<std::size_t>(g)];

@@ -2,7 +2,7 @@
 //
 // In each layer and KV head, when a row has attended to what its table retains, with highest score s_h for query head
 // h, a column of demoted pages (demoted_pages.h) is ranked by
-//   above = max over h, and over its chunks, of (bound_h - s_h)
+//   above = max over h, and over its segments, of (bound_h - s_h)
 //   bound_h = sum over d of max(q_hd * low_d, q_hd * high_d)
 // which no score of its tokens exceeds: a float sum of 16 interleaved sums, d mod 16, which are added in order. Of the
 // columns with above > -ln 1000 the `most` with the largest are attended too, the younger among equals, in order of

@@ -261,7 +261,7 @@ Backend::WorkspaceRequest plan_workspace(const KvCacheShape& shape, const Retent
   if (shape.page.encoded()) governed.staged_page_bytes = shape.page.open().bytes();
   governed.reductions = static_cast<int>(reductions_of(policy).size());
   governed.recalls = traits.demotion.has_value();
-  governed.selected_rows = policy.ranks_chunks() != nullptr ? 1 : 0;
+  governed.selected_rows = policy.ranks_segments() != nullptr ? 1 : 0;
   governed.observed_rows = governed.reductions > 0 ? work.rows : 0;
   for (std::size_t w = 0; w < shape.windows.size(); ++w) {
     Backend::WorkspaceRequest::Tables window;

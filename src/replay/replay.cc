@@ -364,7 +364,7 @@ Status check_replay_options(const AttentionTrace& trace, const ReplayOptions& op
 
 Status check_replayable(const AttentionTrace& trace, const RetentionPolicy& policy, const ReplayOptions& options) {
   const std::string& spec = policy.traits().spec;
-  if (policy.ranks_chunks() != nullptr)
+  if (policy.ranks_segments() != nullptr)
     return unsupported(
                "policy '{}' chooses what to read where queries and keys are, which replay cannot do; replay another "
                "policy",

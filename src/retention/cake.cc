@@ -153,7 +153,7 @@ Result<std::unique_ptr<RetentionPolicy>> make_cake(const PolicyOptions& given) {
   KVASIR_ASSIGN_OR_RETURN(cake.tau2, given.get_double("tau2", 0.01, 1000));
   ScoredPolicy::Traits traits;
   KVASIR_ASSIGN_OR_RETURN(traits.positions, given.get_positions());
-  traits.columns = 2;
+  traits.values_per_token = 2;
   traits.spec = given.canonical({"budget", "window", "kernel"});
   return {std::make_unique<CakePolicy>(std::move(traits), window, cake)};
 }

@@ -247,17 +247,17 @@ class LeavesUnread {
 // Generated tokens read the chunks of 16 tokens whose keys may fit their queries best. The engine ranks the chunks
 // where the queries are (sequence/quest_selector.h). Replay refuses such a policy, since recordings have no keys.
 // REQUIRES: LeavesUnread, and that nothing is evicted.
-class RanksChunks {
+class RanksSegments {
  public:
-  virtual ~RanksChunks() = default;
+  virtual ~RanksSegments() = default;
 
   // How many tokens a generated token reads in each KV head.
-  virtual const Budget& chunk_budget() const = 0;
+  virtual const Budget& segment_budget() const = 0;
 
  protected:
-  RanksChunks() = default;
-  RanksChunks(const RanksChunks&) = default;
-  RanksChunks& operator=(const RanksChunks&) = default;
+  RanksSegments() = default;
+  RanksSegments(const RanksSegments&) = default;
+  RanksSegments& operator=(const RanksSegments&) = default;
 };
 
 // Some tables follow another of their layer: they read what that one chose, and what they leave unread leaves memory

@@ -199,7 +199,7 @@ Result<std::unique_ptr<RetentionPolicy>> make_cascade(const PolicyOptions& given
   KVASIR_ASSIGN_OR_RETURN(traits.reduction, read_reduction(given));
   KVASIR_ASSIGN_OR_RETURN(traits.scope, given.get_scope());
   traits.positions = PositionMode::kCompact;
-  traits.columns = 2;
+  traits.values_per_token = 2;
   traits.run_capacities.assign(static_cast<std::size_t>(n) - 1, options.capacity);
   traits.spec = given.canonical({"size", "n", "sinks"});
   return {std::make_unique<CascadePolicy>(std::move(traits), options)};

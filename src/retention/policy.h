@@ -167,7 +167,7 @@ class RetentionPolicy {
   virtual const WeighsSlots* weighs_slots() const { return nullptr; }
   virtual const HidesRanges* hides_ranges() const { return nullptr; }
   virtual const LeavesUnread* leaves_unread() const { return nullptr; }
-  virtual const RanksChunks* ranks_chunks() const { return nullptr; }
+  virtual const RanksSegments* ranks_segments() const { return nullptr; }
   virtual const FollowsHeads* follows_heads() const { return nullptr; }
   virtual const KnowsPromptEnd* knows_prompt_end() const { return nullptr; }
   virtual const DependsOnModel* depends_on_model() const { return nullptr; }

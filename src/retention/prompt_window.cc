@@ -50,7 +50,7 @@ void PromptWindowPolicy::score(ScoreList& list, const Step& step, std::span<cons
   Window& window = windows_[static_cast<std::size_t>(step.table)];
   if (window.prompt_end != step.prompt_end()) {
     window = {0, step.prompt_end()};
-    for (int column = 0; column < list.columns(); ++column) std::ranges::fill(list.values(column), 0.0);
+    for (int i = 0; i < list.values_per_token(); ++i) std::ranges::fill(list.values(i), 0.0);
     begin_window(step.table);
   }
   ++window.rows;

@@ -42,12 +42,12 @@ class PromptWindowPolicy : public ScoredPolicy, public KnowsPromptEnd {
 
  protected:
   // Decides for each KV head, by the mean over its query heads, at the end of prompts; `traits` has the spec, the
-  // positions and the columns.
+  // positions and the values.
   PromptWindowPolicy(Traits traits, const PromptWindowOptions& options);
 
   // One row of the window: its mass on the tokens before the window. `rows` counts it. As it stands, column 0 adds up.
   virtual void add_row(ScoreList& list, const Step& step, std::int64_t rows, std::span<const double> mass);
-  // The first row of a prompt's window follows; the columns are all zeros.
+  // The first row of a prompt's window follows; all values are zeros.
   virtual void begin_window(int table) { static_cast<void>(table); }
   // The score of each token before the window, from `rows` rows.
   virtual void rank(ScoreList& list, std::int64_t rows, std::span<double> scores);

@@ -9,7 +9,7 @@ namespace kvasir {
 namespace {
 
 // Keeps everything, as `full`. What a generated token reads of it is chosen by sequence/quest_selector.h.
-class QuestPolicy final : public RetentionPolicy, public LeavesUnread, public RanksChunks {
+class QuestPolicy final : public RetentionPolicy, public LeavesUnread, public RanksSegments {
  public:
   QuestPolicy(PolicyTraits traits, const Budget& budget) : RetentionPolicy(std::move(traits)), budget_(budget) {}
 
@@ -18,8 +18,8 @@ class QuestPolicy final : public RetentionPolicy, public LeavesUnread, public Ra
   TokenIndex seen() const override { return seen_; }
   const LeavesUnread* leaves_unread() const override { return this; }
   bool all_read() const override { return all_read_; }
-  const RanksChunks* ranks_chunks() const override { return this; }
-  const Budget& chunk_budget() const override { return budget_; }
+  const RanksSegments* ranks_segments() const override { return this; }
+  const Budget& segment_budget() const override { return budget_; }
   void retained(int, int run, std::vector<IndexRange>& ranges) const override {
     if (run == 0 && seen_ > 0) ranges.push_back({0, seen_});
   }
@@ -70,8 +70,8 @@ Result<std::unique_ptr<RetentionPolicy>> make_quest(const PolicyOptions& given) 
 
 const PolicyInfo kQuestPolicy{
     .name = "quest",
-    .summary = "keeps everything; a generated token reads the chunks of 16 tokens that may fit its queries best",
-    .formula = "read the chunks with the largest sum_d max(q_d * min_d, q_d * max_d), up to budget tokens",
+    .summary = "keeps everything; a generated token reads the segments of 16 tokens that may fit its queries best",
+    .formula = "read the segments with the largest sum_d max(q_d * min_d, q_d * max_d), up to budget tokens",
     .reference = "Quest: Tang et al., arXiv 2406.10774",
     .options = kQuestOptions,
     .acts = "for every generated token, per KV head, from the third layer on; it drops nothing",

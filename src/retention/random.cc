@@ -74,7 +74,7 @@ Result<std::unique_ptr<RetentionPolicy>> make_random(const PolicyOptions& given)
   KVASIR_ASSIGN_OR_RETURN(const KeepRule rule, KeepRule::read(given));
   KVASIR_ASSIGN_OR_RETURN(const std::int64_t seed, given.get_int("seed", 0, std::int64_t{1} << 62));
   ScoredPolicy::Traits traits;
-  traits.columns = 0;
+  traits.values_per_token = 0;
   KVASIR_ASSIGN_OR_RETURN(traits.positions, given.get_positions());
   KVASIR_ASSIGN_OR_RETURN(traits.scope, given.get_scope());
   traits.spec = given.canonical({"budget", "seed"});

@@ -82,9 +82,9 @@ void ScoreList::enter(const PolicyChunk& chunk, bool track_places, std::size_t l
   limit = with_front(limit, kMostFront);
   grow_to(tokens_, size, limit);
   for (TokenIndex token = chunk.first; token < chunk.end(); ++token) tokens_.push_back(token);
-  for (std::vector<double>& column : columns_) {
-    grow_to(column, size, limit);
-    column.resize(size);
+  for (std::vector<double>& values : values_) {
+    grow_to(values, size, limit);
+    values.resize(size);
   }
   if (chunk.rows > 1) held_.reserve(static_cast<std::size_t>(chunk.rows));
   if (track_places && chunk.rows > 1) {
@@ -98,13 +98,13 @@ void ScoreList::enter(const PolicyChunk& chunk, bool track_places, std::size_t l
 
 void ScoreList::close_front() {
   erase_range(tokens_, 0, front_);
-  for (std::vector<double>& column : columns_) erase_range(column, 0, front_);
+  for (std::vector<double>& values : values_) erase_range(values, 0, front_);
   front_ = 0;
 }
 
 void ScoreList::move(std::size_t from, std::size_t to) {
   tokens_[front_ + to] = tokens_[front_ + from];
-  for (std::vector<double>& column : columns_) column[front_ + to] = column[front_ + from];
+  for (std::vector<double>& values : values_) values[front_ + to] = values[front_ + from];
   if (!places_.empty()) places_[to] = places_[from];
 }
 
@@ -117,7 +117,7 @@ void ScoreList::close_gap(std::size_t to, std::span<const TokenIndex> dropped) {
   const auto tail =
       std::copy(first + static_cast<std::ptrdiff_t>(from), tokens_.end(), first + static_cast<std::ptrdiff_t>(to));
   std::ranges::copy(dropped, tail);
-  for (std::vector<double>& column : columns_) erase_range(column, front_ + to, front_ + from);
+  for (std::vector<double>& values : values_) erase_range(values, front_ + to, front_ + from);
   if (!places_.empty()) erase_range(places_, to, from);
   size_ -= std::ssize(dropped);
   all_ -= std::ssize(dropped);
@@ -130,8 +130,8 @@ void ScoreList::drop(std::int64_t place) {
   const auto begin = static_cast<std::ptrdiff_t>(front_), end = begin + static_cast<std::ptrdiff_t>(place);
   tokens_.push_back(tokens_[static_cast<std::size_t>(end)]);
   std::copy_backward(tokens_.begin() + begin, tokens_.begin() + end, tokens_.begin() + end + 1);
-  for (std::vector<double>& column : columns_)
-    std::copy_backward(column.begin() + begin, column.begin() + end, column.begin() + end + 1);
+  for (std::vector<double>& values : values_)
+    std::copy_backward(values.begin() + begin, values.begin() + end, values.begin() + end + 1);
   ++front_;
   --size_;
   --all_;
@@ -142,7 +142,7 @@ void ScoreList::drop_range(std::int64_t first, std::int64_t last) {
   const std::size_t to = front_ + static_cast<std::size_t>(first), from = front_ + static_cast<std::size_t>(last);
   std::rotate(tokens_.begin() + static_cast<std::ptrdiff_t>(to), tokens_.begin() + static_cast<std::ptrdiff_t>(from),
               tokens_.end());
-  for (std::vector<double>& column : columns_) erase_range(column, to, from);
+  for (std::vector<double>& values : values_) erase_range(values, to, from);
   if (!places_.empty()) erase_range(places_, static_cast<std::size_t>(first), static_cast<std::size_t>(last));
   size_ -= last - first;
   all_ -= last - first;
@@ -154,7 +154,7 @@ void ScoreList::drop_lowest(std::int64_t count, std::int64_t first, std::int64_t
   KVASIR_CHECK(first >= 0 && last <= size_ && static_cast<std::size_t>(last) <= scores.size());
   const auto among = scores.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(last - first));
   if (count == 1) return drop(first + place_of_lowest(among));
-  // The scores may be a column of this list: each is read before a token moves to its place.
+  // The scores may be values of this list: each is read before a token moves to its place.
   Lowest lowest(among, count);
   drop_if([&](std::int64_t i) { return i >= first && i < last && lowest(scores[static_cast<std::size_t>(i)]); });
 }
@@ -192,7 +192,7 @@ void ScoreList::shrink(std::size_t capacity) {
     values.swap(smaller);
   };
   refit(tokens_);
-  for (std::vector<double>& column : columns_) refit(column);
+  for (std::vector<double>& values : values_) refit(values);
 }
 
 void add_ranges(std::span<const TokenIndex> tokens, std::vector<IndexRange>& ranges) {
@@ -208,22 +208,22 @@ void add_ranges(std::span<const TokenIndex> tokens, std::vector<IndexRange>& ran
 void ScoreList::save(ByteWriter& out) const {
   KVASIR_CHECK(size_ == all_ && all_ == std::ssize(tokens_) - static_cast<std::int64_t>(front_) && held_.empty());
   out.put_span(tokens());
-  for (int i = 0; i < columns(); ++i) out.put_values(values(i));
+  for (int i = 0; i < values_per_token(); ++i) out.put_values(values(i));
 }
 
 bool ScoreList::restore(ByteReader& in, TokenIndex next, std::size_t limit) {
   std::uint64_t count = 0;
-  if (!in.get_count(count, limit, sizeof(TokenIndex) + columns_.size() * sizeof(double))) return false;
+  if (!in.get_count(count, limit, sizeof(TokenIndex) + values_.size() * sizeof(double))) return false;
   const auto size = static_cast<std::size_t>(count);
   front_ = 0;
   limit = with_front(limit, kMostFront);
   grow_to(tokens_, size, limit);
   tokens_.resize(size);
   if (!in.get_values(std::span<TokenIndex>(tokens_))) return false;
-  for (std::vector<double>& column : columns_) {
-    grow_to(column, size, limit);
-    column.resize(size);
-    if (!in.get_values(std::span<double>(column))) return false;
+  for (std::vector<double>& values : values_) {
+    grow_to(values, size, limit);
+    values.resize(size);
+    if (!in.get_values(std::span<double>(values))) return false;
   }
   TokenIndex least = 0;
   for (const TokenIndex token : tokens_) {
@@ -238,14 +238,15 @@ bool ScoreList::restore(ByteReader& in, TokenIndex next, std::size_t limit) {
 }
 
 std::uint64_t ScoreList::bytes() const {
-  std::uint64_t bytes = tokens_.capacity() * sizeof(TokenIndex) + columns_.capacity() * sizeof(std::vector<double>) +
+  std::uint64_t bytes = tokens_.capacity() * sizeof(TokenIndex) + values_.capacity() * sizeof(std::vector<double>) +
                         places_.capacity() * sizeof(std::int32_t) + held_.capacity() * sizeof(std::int64_t);
-  for (const std::vector<double>& column : columns_) bytes += column.capacity() * sizeof(double);
+  for (const std::vector<double>& values : values_) bytes += values.capacity() * sizeof(double);
   return bytes;
 }
 
-std::uint64_t ScoreList::most_bytes(int columns, std::size_t tokens, std::size_t limit, int rows, bool tracks_places) {
-  const auto count = static_cast<std::uint64_t>(columns);
+std::uint64_t ScoreList::most_bytes(int values_per_token, std::size_t tokens, std::size_t limit, int rows,
+                                    bool tracks_places) {
+  const auto count = static_cast<std::uint64_t>(values_per_token);
   const std::uint64_t most = most_capacity(tokens + kMostFront, with_front(limit, kMostFront));
   std::uint64_t bytes = most * (sizeof(TokenIndex) + count * sizeof(double)) + count * sizeof(std::vector<double>);
   if (rows > 1) bytes += static_cast<std::uint64_t>(rows) * sizeof(std::int64_t);

@@ -1,4 +1,4 @@
-// The tokens that one table retains, for attention-scored policies: token indices, ascending, with columns of numbers
+// The tokens that one table retains, for attention-scored policies: token indices, ascending, with numbers
 // (mostly scores), in contiguous arrays. Nothing is allocated once the list has reached its largest size.
 //
 // The tokens of a chunk enter together and are inserted one at a time: places [0, size()) are retained tokens,
@@ -21,21 +21,19 @@ namespace kvasir {
 
 class ScoreList {
  public:
-  explicit ScoreList(int columns = 1) : columns_(static_cast<std::size_t>(columns)) {}
+  explicit ScoreList(int values_per_token = 1) : values_(static_cast<std::size_t>(values_per_token)) {}
 
   std::int64_t size() const { return size_; }      // tokens retained
   std::int64_t all() const { return all_; }        // and those that wait
   TokenIndex next_token() const { return next_; }  // behind the last that entered
   std::span<const TokenIndex> tokens() const { return {tokens_.data() + front_, static_cast<std::size_t>(all_)}; }
-  int columns() const { return static_cast<int>(columns_.size()); }
-  std::span<double> values(int column = 0) {
-    return std::span(columns_[static_cast<std::size_t>(column)]).subspan(front_);
-  }
-  std::span<const double> values(int column = 0) const {
-    return std::span(columns_[static_cast<std::size_t>(column)]).subspan(front_);
+  int values_per_token() const { return static_cast<int>(values_.size()); }
+  std::span<double> values(int i = 0) { return std::span(values_[static_cast<std::size_t>(i)]).subspan(front_); }
+  std::span<const double> values(int i = 0) const {
+    return std::span(values_[static_cast<std::size_t>(i)]).subspan(front_);
   }
 
-  // The tokens of the chunk enter, with zeros in all columns; nothing if they have. `track_places`: place_in_chunk will
+  // The tokens of the chunk enter, with zeros; nothing if they have. `track_places`: place_in_chunk will
   // be asked for. `limit`: the most tokens that the list will ever hold, as far as is known.
   void enter(const PolicyChunk& chunk, bool track_places, std::size_t limit = kNoLimit);
   void insert_next() { ++size_; }
@@ -89,7 +87,8 @@ class ScoreList {
 
   // Bytes allocated, and the most that there can be for up to `tokens` entered tokens in chunks of up to `rows`.
   std::uint64_t bytes() const;
-  static std::uint64_t most_bytes(int columns, std::size_t tokens, std::size_t limit, int rows, bool tracks_places);
+  static std::uint64_t most_bytes(int values_per_token, std::size_t tokens, std::size_t limit, int rows,
+                                  bool tracks_places);
 
   // For the `count` lowest of a list of scores: asked in ascending order of place, says whether a score is one of them.
   // Of equal scores the first ones are.
@@ -124,7 +123,7 @@ class ScoreList {
   std::size_t front_ = 0;
   // Places [0, all_), then what was dropped since the last hand_over: a token never needs room twice.
   std::vector<TokenIndex> tokens_;
-  std::vector<std::vector<double>> columns_;
+  std::vector<std::vector<double>> values_;
   std::vector<std::int32_t> places_;  // of a chunk; empty: every token stands where it stood
   std::vector<std::int64_t> held_;    // of a chunk
   std::int64_t size_ = 0;

@@ -61,17 +61,17 @@ ScoredPolicy::ScoredPolicy(const Traits& traits)
     : RetentionPolicy(policy_traits(traits)),
       ObservesMasses(traits.reduction ? std::vector{*traits.reduction} : std::vector<MassReduction>()),
       acts_(traits.acts),
-      columns_(traits.columns),
+      values_per_token_(traits.values_per_token),
       by_row_(traits.by_row),
       keys_(traits.keys),
       values_(traits.values) {
   KVASIR_CHECK(!traits.reduction || traits.scope != PolicyScope::kSequence);
-  KVASIR_CHECK(!by_row_ || (columns_ > 0 && traits.reduction && !keys_ && !values_));
+  KVASIR_CHECK(!by_row_ || (values_per_token_ > 0 && traits.reduction && !keys_ && !values_));
 }
 
 void ScoredPolicy::begin(const TableLayout& layout) {
   layout_ = layout;
-  lists_.assign(static_cast<std::size_t>(layout.tables()), ScoreList(columns_));
+  lists_.assign(static_cast<std::size_t>(layout.tables()), ScoreList(values_per_token_));
 }
 
 void ScoredPolicy::retained(int table, int run, std::vector<IndexRange>& ranges) const {
@@ -199,7 +199,7 @@ std::uint64_t ScoredPolicy::most_state_bytes(const TableLayout& layout, std::int
   const auto entered = static_cast<std::size_t>(std::min(tokens, kept + rows));
   return static_cast<std::uint64_t>(layout.tables()) *
          (sizeof(ScoreList) + table_state_bytes(layout) +
-          ScoreList::most_bytes(columns_, entered, most_held(rows), rows, by_row_));
+          ScoreList::most_bytes(values_per_token_, entered, most_held(rows), rows, by_row_));
 }
 
 Result<std::unique_ptr<RetentionPolicy>> ScoredPolicy::as_part(PolicyPart part) const {

@@ -69,10 +69,10 @@ class ScoredPolicy : public RetentionPolicy, public ObservesMasses, public Reads
     PolicyScope scope = PolicyScope::kLayer;
     PositionMode positions = PositionMode::kAuto;
     Acts acts = Acts::kAlways;
-    int columns = 1;      // numbers per token
-    bool by_row = false;  // prune looks at the current row alone
-    bool keys = false;    // score_kv is shown keys. REQUIRES: not by_row
-    bool values = false;  // the same of values
+    int values_per_token = 1;  // numbers per token
+    bool by_row = false;       // prune looks at the current row alone
+    bool keys = false;         // score_kv is shown keys. REQUIRES: not by_row
+    bool values = false;       // the same of values
     std::vector<std::int64_t> run_capacities = {};
   };
 
@@ -165,7 +165,7 @@ class ScoredPolicy : public RetentionPolicy, public ObservesMasses, public Reads
   bool restore_state(ByteReader& in) final;
 
   Acts acts_;
-  int columns_;
+  int values_per_token_;
   bool by_row_;
   bool keys_;
   bool values_;

@@ -153,7 +153,7 @@ Result<std::unique_ptr<RetentionPolicy>> StartRecentPolicy::as_part(PolicyPart p
   scored.spec = traits().spec;
   scored.scope = PolicyScope::kSequence;
   scored.positions = options_.positions_as_part;
-  scored.columns = 0;
+  scored.values_per_token = 0;
   return StartRecentPart(scored, options_).as_part(part);
 }
 

@@ -104,8 +104,8 @@ Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view 
   shape.layers = config.governed_layers();
   shape.kv_heads = governed.kv_heads;
   shape.query_heads = governed.heads;
-  shape.page = {governed.head_dim,  page_slots,           codec.key,      codec.value,
-                codec.rotated_keys, codec.rotated_values, governed.rotary};
+  shape.page = {governed.head_dim,     page_slots,     codec.key, codec.value, codec.hadamard_keys,
+                codec.hadamard_values, governed.rotary};
   shape.window = governed.window;
   shape.recent = codec.recent;
   std::vector<std::size_t> states_of;  // layers

@@ -16,7 +16,7 @@ std::uint32_t order_of(float score) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// What is read beside all chunks of an order above: `equals` of this one, the youngest.
+// What is read beside all segments of an order above: `equals` of this one, the youngest.
 struct Threshold {
   std::uint32_t order = 0;
   std::int64_t equals = 0;
@@ -46,7 +46,7 @@ QuestSelector::QuestSelector(const Budget& budget, const KvCacheShape& shape)
       shape_(shape),
       lanes_(std::max(shape.layers - kWholeLayers, 0) * shape.kv_heads),
       dim_(shape.page.head_dim) {
-  KVASIR_CHECK(shape.page.slots % kChunk == 0);
+  KVASIR_CHECK(shape.page.slots % kSegment == 0);
 }
 
 std::unique_ptr<SequenceSelector> QuestSelector::clone() const {
@@ -67,13 +67,13 @@ QuestSelector::Choice QuestSelector::choice_at(std::int64_t tokens) const {
   const std::int64_t hidden = shape_.window > 0 ? std::max<std::int64_t>(tokens - shape_.window, 0) : 0;
   const std::int64_t sealed = sealed_tokens(tokens);
   choice.visible = tokens - hidden;
-  choice.end = sealed / kChunk;
-  choice.first = std::min(std::max<std::int64_t>(hidden / kChunk, 1), choice.end);
+  choice.end = sealed / kSegment;
+  choice.first = std::min(std::max<std::int64_t>(hidden / kSegment, 1), choice.end);
   const std::int64_t always =
-      tokens - std::max(sealed, hidden) + (sealed > 0 ? std::max<std::int64_t>(kChunk - hidden, 0) : 0);
+      tokens - std::max(sealed, hidden) + (sealed > 0 ? std::max<std::int64_t>(kSegment - hidden, 0) : 0);
   const std::int64_t left = std::max<std::int64_t>(budget_.at(tokens) - always, 0);
-  choice.count = std::min(left / kChunk, choice.end - choice.first);
-  choice.read = choice.all() ? choice.visible : always + choice.count * kChunk;
+  choice.count = std::min(left / kSegment, choice.end - choice.first);
+  choice.read = choice.all() ? choice.visible : always + choice.count * kSegment;
   return choice;
 }
 
@@ -92,7 +92,7 @@ std::int64_t QuestSelector::sealed_tokens(std::int64_t tokens) const {
 }
 
 std::int64_t QuestSelector::blocks_for(std::int64_t tokens) const {
-  return (sealed_tokens(tokens) / kChunk + kBlock - 1) / kBlock;
+  return (sealed_tokens(tokens) / kSegment + kBlock - 1) / kBlock;
 }
 
 std::uint64_t QuestSelector::bytes_for(std::int64_t tokens) const {
@@ -125,19 +125,19 @@ void QuestSelector::reserve(std::int64_t tokens) {
 void QuestSelector::note_bounds(const LaneRow& row, int lane, const Choice& choice) {
   const std::int64_t slots = shape_.page.slots;
   std::int64_t& known = known_[static_cast<std::size_t>(lane)];
-  known = std::max(known, choice.first * kChunk / slots);  // what the window hides now stays hidden
+  known = std::max(known, choice.first * kSegment / slots);  // what the window hides now stays hidden
   const std::span<const PageEntry> entries = row.table->frames.front().entries;
   float keys[kMaxHeadDim * 64];
-  for (; known < choice.end * kChunk / slots; ++known) {
+  for (; known < choice.end * kSegment / slots; ++known) {
     const PageEntry& entry = entries[static_cast<std::size_t>(known) - entries.front().ordinal];
     row.store->read_keys(row.page(entry.column), keys);
-    for (std::int64_t c = 0; c < slots / kChunk; ++c) {
-      const std::int64_t chunk = known * slots / kChunk + c;
-      float* to = bounds(chunk / kBlock, lane) + chunk % kBlock;
+    for (std::int64_t c = 0; c < slots / kSegment; ++c) {
+      const std::int64_t segment = known * slots / kSegment + c;
+      float* to = bounds(segment / kBlock, lane) + segment % kBlock;
       for (int d = 0; d < dim_; ++d, to += std::ptrdiff_t{2} * kBlock) {
-        const float* at = keys + c * kChunk * dim_ + d;
+        const float* at = keys + c * kSegment * dim_ + d;
         float low = *at, high = *at;
-        for (int s = 1; s < kChunk; ++s) {
+        for (int s = 1; s < kSegment; ++s) {
           const float x = at[static_cast<std::ptrdiff_t>(s) * dim_];
           // A NaN stays, whichever comes first.
           low = x < low || std::isnan(x) ? x : low;
@@ -153,7 +153,7 @@ void QuestSelector::note_bounds(const LaneRow& row, int lane, const Choice& choi
 void QuestSelector::score(const LaneRow& row, int lane, const Choice& choice) {
   const std::span<const float> queries = row.queries_of(0);
   for (std::int64_t block = choice.first / kBlock; block * kBlock < choice.end; ++block)
-    row.score_chunks(bounds(block, lane), queries.data(), row.group, dim_, scores(block, lane));
+    row.score_segments(bounds(block, lane), queries.data(), row.group, dim_, scores(block, lane));
 }
 
 void QuestSelector::select(const LaneRow& row, std::span<SlotMask> read) {
@@ -161,21 +161,21 @@ void QuestSelector::select(const LaneRow& row, std::span<SlotMask> read) {
   if (choice.all()) return;
   KVASIR_CHECK(row.table->frames.size() == 1);
   const int lane = (row.layer - kWholeLayers) * shape_.kv_heads + row.head;
-  const auto order = [&](std::int64_t chunk) { return order_of(scores(chunk / kBlock, lane)[chunk % kBlock]); };
+  const auto order = [&](std::int64_t segment) { return order_of(scores(segment / kBlock, lane)[segment % kBlock]); };
   Threshold threshold{~std::uint32_t{0}, 0};
   if (choice.count > 0) {
     note_bounds(row, lane, choice);
     score(row, lane, choice);
     threshold = find_threshold(choice.first, choice.end, choice.count, order);
   }
-  const std::int64_t per_page = shape_.page.slots / kChunk;
+  const std::int64_t per_page = shape_.page.slots / kSegment;
   const std::span<const PageEntry> entries = row.table->frames.front().entries;
-  for (std::int64_t chunk = choice.end - 1; chunk >= choice.first; --chunk) {
-    const std::uint32_t own = choice.count > 0 ? order(chunk) : 0;
+  for (std::int64_t segment = choice.end - 1; segment >= choice.first; --segment) {
+    const std::uint32_t own = choice.count > 0 ? order(segment) : 0;
     if (own > threshold.order || (own == threshold.order && threshold.equals-- > 0)) continue;
-    const auto slot = static_cast<int>(chunk % per_page) * kChunk;
-    const std::size_t entry = static_cast<std::size_t>(chunk / per_page) - entries.front().ordinal;
-    read[entry] &= ~slot_range(slot, slot + kChunk);
+    const auto slot = static_cast<int>(segment % per_page) * kSegment;
+    const std::size_t entry = static_cast<std::size_t>(segment / per_page) - entries.front().ordinal;
+    read[entry] &= ~slot_range(slot, slot + kSegment);
   }
 }
 

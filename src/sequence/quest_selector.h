@@ -1,16 +1,16 @@
-// Quest: a generated token reads, in each KV head, the chunks of 16 tokens whose keys may fit its queries best (Tang et
-// al., arXiv 2406.10774).
+// Quest: a generated token reads, in each KV head, the segments of 16 tokens whose keys may fit its queries best (Tang
+// et al., arXiv 2406.10774).
 //
-// A chunk is the tokens [16 c, 16 c + 16) of the text, whatever the page. Of its keys it has the least and the greatest
-// element of each dimension, low and high: of the keys as attention reads them (decoded, after RoPE, before the pages'
-// Hadamard matrix). No product of the chunk's keys with a query q is above
+// A segment is the tokens [16 c, 16 c + 16) of the text, whatever the page. Of its keys it has the least and the
+// greatest element of each dimension, low and high: of the keys as attention reads them (decoded, after RoPE, before
+// the pages' Hadamard matrix). No product of the segment's keys with a query q is above
 //   sum over d of max(q_d * low_d, q_d * high_d)        (a float sum, in order of d)
-// and its bound is the greatest of these over the query heads of the KV head. A row reads the chunks with the largest
-// bounds, the younger first among equals, a chunk with a NaN before all others. Always read, and counted in the budget:
-// the first chunk, and all tokens behind the sealed pages (kv/page_table.h): of the page that the row's own token is
-// in, and of those that the codec keeps in 16 bits. Of the budget's rest whole chunks are read. Rows of prompts, and
-// all rows in the first two layers, read everything. Where a native sliding window hides a chunk as a whole, it is
-// neither read nor counted.
+// and its bound is the greatest of these over the query heads of the KV head. A row reads the segments with the largest
+// bounds, the younger first among equals, a segment with a NaN before all others. Always read, and counted in the
+// budget: the first segment, and all tokens behind the sealed pages (kv/page_table.h): of the page that the row's own
+// token is in, and of those that the codec keeps in 16 bits. Of the budget's rest whole segments are read. Rows of
+// prompts, and all rows in the first two layers, read everything. Where a native sliding window hides a segment as a
+// whole, it is neither read nor counted.
 //
 // Bounds are computed from the pages when a row first needs them, so a fork, or a sequence whose pages come from
 // elsewhere, has none at first, and the same ones later. REQUIRES: a table of ranges that loses no token but to a
@@ -27,7 +27,7 @@ namespace kvasir {
 
 class QuestSelector final : public SequenceSelector {
  public:
-  static constexpr int kChunk = 16;       // tokens
+  static constexpr int kSegment = 16;     // tokens
   static constexpr int kWholeLayers = 2;  // the first ones, that read everything
 
   QuestSelector(const Budget& budget, const KvCacheShape& shape);
@@ -43,7 +43,7 @@ class QuestSelector final : public SequenceSelector {
 
   // What the row of a text's newest token chooses, which depends on the number of tokens alone.
   struct Choice {
-    std::int64_t first = 0;    // of chunks [first, end), ...
+    std::int64_t first = 0;    // of segments [first, end), ...
     std::int64_t end = 0;      //
     std::int64_t count = 0;    // ... so many are read
     std::int64_t visible = 0;  // tokens that the row sees
@@ -53,12 +53,13 @@ class QuestSelector final : public SequenceSelector {
   Choice choice_at(std::int64_t tokens) const;
 
  private:
-  static constexpr int kBlock = kScoredChunks;  // chunks whose bounds lie together
+  static constexpr int kBlock = kScoredSegments;  // segments whose bounds lie together
 
   std::size_t lane_floats() const {
     return static_cast<std::size_t>(kBlock) * (2 * static_cast<std::size_t>(dim_) + 1);
   }
-  // Of a lane in a block of chunks: low and high of each dimension, [dimension][low, high][chunk], then a score each.
+  // Of a lane in a block of segments: low and high of each dimension, [dimension][low, high][segment], then a score
+  // each.
   float* bounds(std::int64_t block, int lane) const {
     return blocks_[static_cast<std::size_t>(block)].data() + static_cast<std::size_t>(lane) * lane_floats();
   }

@@ -5,9 +5,9 @@
 namespace kvasir {
 
 std::unique_ptr<SequenceSelector> new_selector(const RetentionPolicy& policy, const KvCacheShape& shape) {
-  const RanksChunks* chunks = policy.ranks_chunks();
-  if (chunks == nullptr) return nullptr;
-  return std::make_unique<QuestSelector>(chunks->chunk_budget(), shape);
+  const RanksSegments* segments = policy.ranks_segments();
+  if (segments == nullptr) return nullptr;
+  return std::make_unique<QuestSelector>(segments->segment_budget(), shape);
 }
 
 }  // namespace kvasir

@@ -113,15 +113,15 @@ void quantise(KvType type, int count, std::span<const Element> elements) {
   }
 }
 
-// As chunk_scores.h says.
-void score_chunks(const float* bounds, const float* queries, int group, int head_dim, float* best) {
-  for (int i = 0; i < kScoredChunks; ++i) {
+// As segment_scores.h says.
+void score_segments(const float* bounds, const float* queries, int group, int head_dim, float* best) {
+  for (int i = 0; i < kScoredSegments; ++i) {
     best[i] = -std::numeric_limits<float>::infinity();
     for (int g = 0; g < group; ++g) {
       float sum = 0;
       for (int d = 0; d < head_dim; ++d) {
         const float q = queries[g * head_dim + d];
-        sum += q * bounds[(2 * d + (q >= 0 ? 1 : 0)) * kScoredChunks + i];
+        sum += q * bounds[(2 * d + (q >= 0 ? 1 : 0)) * kScoredSegments + i];
       }
       if (sum > best[i] || std::isnan(sum)) best[i] = sum;
     }
@@ -155,11 +155,11 @@ std::vector<double> NaivePageStore::rotated(const PageFormat& format, std::span<
                                             std::int64_t shift) const {
   std::vector<double> out(key.begin(), key.end());
   if (shift == 0) return out;
-  if (format.rotated_keys) walsh_hadamard(out);
+  if (format.hadamard_keys) walsh_hadamard(out);
   const std::vector<double>& frequencies = rotations_[static_cast<std::size_t>(format.rotation)].inverse_frequencies;
   for (std::size_t i = 0; i < frequencies.size(); ++i)
     rotate_pair(out[2 * i], out[2 * i + 1], static_cast<double>(shift) * frequencies[i]);
-  if (format.rotated_keys) walsh_hadamard(out);
+  if (format.hadamard_keys) walsh_hadamard(out);
   return out;
 }
 
@@ -550,8 +550,8 @@ void NaiveBackend::store(int layer) {
         const auto in = std::span(rows(Activation::kValue)[in_batch]).subspan(first, dim);
         Row value(in.begin(), in.end());
         const PageFormat& format = lane.table->format;
-        if (format.rotated_keys) walsh_hadamard(key);
-        if (format.rotated_values) walsh_hadamard(value);
+        if (format.hadamard_keys) walsh_hadamard(key);
+        if (format.hadamard_values) walsh_hadamard(value);
         const auto seal = std::ranges::find(lane.table->seals, place.column, &SealedColumn::column);
         if (seal == lane.table->seals.end()) {
           store_->set(page_of(lane, place.column), place.slot, key, value);
@@ -630,7 +630,7 @@ std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& se
     Rows by_frame;
     for (std::size_t f = 0; f < lane.table->frames.size(); ++f) {
       by_frame.push_back(rotated(query, lane.table->query_position(f, row)));
-      if (lane.table->format.rotated_keys) walsh_hadamard(by_frame.back());
+      if (lane.table->format.hadamard_keys) walsh_hadamard(by_frame.back());
     }
     Row scores;
     double highest = -std::numeric_limits<double>::infinity();
@@ -674,7 +674,7 @@ std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& se
     }
     for (const auto& [weight, value] : recalled)
       for (std::size_t d = 0; d < dim; ++d) attention[d] += weight / sum_of_all * (*value)[d];
-    if (lane.table->format.rotated_values) walsh_hadamard(attention);
+    if (lane.table->format.hadamard_values) walsh_hadamard(attention);
     out.insert(out.end(), attention.begin(), attention.end());
   }
   return weights;
@@ -738,7 +738,7 @@ void NaiveBackend::select(const BatchSequence& sequence, int head, int row, Lane
                       layer_shape().head_dim,
                       queries.data(),
                       group * dim,
-                      score_chunks};
+                      score_segments};
   sequence.selector->select(shown, lane->read);
 }
 
@@ -757,7 +757,7 @@ void NaiveBackend::recall(const BatchSequence& sequence, std::span<const Lane> l
       for (const Place& token : places(lane, row)) {
         if (!token.visible) continue;
         Row turned = rotated(query, lane.table->query_position(token.frame, row));
-        if (lane.table->format.rotated_keys) walsh_hadamard(turned);
+        if (lane.table->format.hadamard_keys) walsh_hadamard(turned);
         double score = 0;
         for (std::size_t d = 0; d < dim; ++d)
           score += turned[d] * token.page->keys[static_cast<std::size_t>(token.slot)][d];

@@ -95,7 +95,7 @@ TEST(PrefixPart, AnotherTextOwnerOrKindIsRefused) {
         part_shape("model", format_of(64, 16, KvType::kF16, KvType::kF16), 3), part_shape("model", f16, 4)})
     expect_refused(kind, part_key(kind, "salt", text, 0));
   PageFormat rotated = f16;
-  rotated.rotated_keys = true;
+  rotated.hadamard_keys = true;
   const PartShape turned = part_shape("model", rotated, 3);
   expect_refused(turned, part_key(turned, "salt", text, 0));
 }

@@ -88,7 +88,7 @@ class EncodedWorld {
         store_(&generic_kernels(), &threads_, {Rotation{kDim, {std::begin(kFrequencies), std::end(kFrequencies)}, 1}}) {
     shape_ = {.layers = config.lanes,
               .kv_heads = 1,
-              .page = {kDim, config.slots, codec_.key, codec_.value, codec_.rotated_keys, codec_.rotated_values},
+              .page = {kDim, config.slots, codec_.key, codec_.value, codec_.hadamard_keys, codec_.hadamard_values},
               .recent = codec_.recent};
     layout_.table.lists = config.lists;
     layout_.table.original_positions = config.original;
@@ -135,8 +135,8 @@ class EncodedWorld {
   void store(std::byte* open, int slot, TokenIndex token, int lane, Position rotation) {
     std::array<float, kDim> key = key_at(token, lane, rotation), value;
     for (int d = 0; d < kDim; ++d) value[static_cast<std::size_t>(d)] = element(token, lane, d, true);
-    if (codec_.rotated_keys) hadamard(key.data(), 1, kDim);
-    if (codec_.rotated_values) hadamard(value.data(), 1, kDim);
+    if (codec_.hadamard_keys) hadamard(key.data(), 1, kDim);
+    if (codec_.hadamard_values) hadamard(value.data(), 1, kDim);
     generic_kernels().store_kv(shape_.page.open(), open, slot, key.data(), value.data());
   }
 
@@ -364,8 +364,8 @@ class EncodedWorld {
           key[d] = at(d * slots + slot);
           value[d] = at(kDim * slots + slot * kDim + d);
         }
-        if (codec_.rotated_keys) hadamard(key.data(), 1, kDim);
-        if (codec_.rotated_values) hadamard(value.data(), 1, kDim);
+        if (codec_.hadamard_keys) hadamard(key.data(), 1, kDim);
+        if (codec_.hadamard_values) hadamard(value.data(), 1, kDim);
         const auto right = key_at(token.id, lane, table.stored_rotation(token.column, token.slot, frame));
         double key_error = 0, value_error = 0;
         for (std::size_t d = 0; d < kDim; ++d) {

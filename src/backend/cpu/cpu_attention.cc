@@ -134,7 +134,7 @@ void CpuAttention::rotate_queries(const float* query) {
                   table->heads * group, layer_shape().head_dim, static_cast<int>(floats), rotation,
                   rotation + floats / 2, scale, out + number * stride);
     // Selectors are shown queries that are not transformed yet.
-    if (table->table->batch->format.rotated_keys && !table->selects)
+    if (table->table->batch->format.hadamard_keys && !table->selects)
       hadamard(out + number * stride, table->heads * group, layer_shape().head_dim);
   });
 }
@@ -167,7 +167,7 @@ void CpuAttention::select_slots() {
     lane.group = group;
     lane.head_dim = layer_shape().head_dim;
     lane.frame_stride = static_cast<std::size_t>(batch.rows) * stride;
-    lane.score_chunks = kernels_.score_chunks;
+    lane.score_segments = kernels_.score_segments;
     for (int row = 0; row < batch.rows; ++row) {
       lane.row = row;
       lane.queries = rotated_.data() + (table->first_query + static_cast<std::size_t>(row)) * stride +
@@ -176,7 +176,7 @@ void CpuAttention::select_slots() {
           read_.data() + table->first_read + (product(index, batch.rows) + static_cast<std::size_t>(row)) * entries;
       table->sequence->selector->select(lane, {read, entries});
     }
-    if (!batch.format.rotated_keys) return;
+    if (!batch.format.hadamard_keys) return;
     for (std::size_t q = 0; q < batch.query_positions.size(); ++q)
       hadamard(rotated_.data() + (table->first_query + q) * stride + product(index * group, layer_shape().head_dim),
                group, layer_shape().head_dim);
@@ -437,7 +437,7 @@ void CpuAttention::finish_task(const Task& task) {
     float* out = out_ + static_cast<std::size_t>(task.table->sequence->first_row + task.row + r) * stride +
                  product(first_query, dim);
     kernels_.finish(of_row, group, dim, out);
-    if (table.batch->format.rotated_values) hadamard(out, group, dim);
+    if (table.batch->format.hadamard_values) hadamard(out, group, dim);
   }
 }
 

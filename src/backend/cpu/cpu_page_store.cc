@@ -110,15 +110,15 @@ const std::byte* CpuPageStore::opened(PageId page, std::byte* room) const {
 // Keys that were multiplied with a Hadamard matrix are rotated between two of its products.
 void CpuPageStore::rotate_open(const PageFormat& open, std::byte* page, SlotMask slots, const float* turn) const {
   const RotationTable& rotation = rotation_of(open);
-  if (open.rotated_keys) hadamard_keys(open, page, slots);
+  if (open.hadamard_keys) hadamard_keys(open, page, slots);
   kernels_.rotate_keys(open, page, slots, rotation.rotary(), turn, turn + rotation.floats() / 2);
-  if (open.rotated_keys) hadamard_keys(open, page, slots);
+  if (open.hadamard_keys) hadamard_keys(open, page, slots);
 }
 
 void CpuPageStore::move_slots(const PageFormat& open, const std::byte* from, SlotMask slots, std::byte* to, int to_slot,
                               const float* turn) const {
   const int rotary = rotation_of(open).rotary();
-  if (turn == nullptr || !open.rotated_keys) {
+  if (turn == nullptr || !open.hadamard_keys) {
     kernels_.move_slots(open, from, slots, to, to_slot, rotary, turn, turn != nullptr ? turn + rotary / 2 : nullptr);
     return;
   }

@@ -35,7 +35,7 @@ void CpuAttention::choose_recalled(const Task& task) {
   lane.group = group;
   lane.head_dim = layer_shape().head_dim;
   lane.queries = newest_query(task);
-  if (batch.format.rotated_keys) {
+  if (batch.format.hadamard_keys) {
     // The matrix is its own inverse. Partials are merged, so their states are free.
     float* plain = state(task, 1).weighted;
     std::copy_n(lane.queries, product(group, layer_shape().head_dim), plain);

@@ -48,9 +48,9 @@ void CpuAttention::store_head(const LayerTable& table, int head, const float* ke
                  : store_->data(batch.pages[std::size_t{place.column} * static_cast<std::size_t>(batch.lanes) + lane]);
     }
     kernels_.rope(keys + at, 1, dim, static_cast<int>(floats), rotation, rotation + floats / 2, 1.0F, key);
-    if (open.rotated_keys) hadamard(key, 1, dim);
+    if (open.hadamard_keys) hadamard(key, 1, dim);
     const float* own = values + at;
-    if (open.rotated_values) {
+    if (open.hadamard_values) {
       std::copy_n(own, dim, value);
       hadamard(value, 1, dim);
       own = value;

@@ -19,7 +19,7 @@ struct Attention {
     table.attend_gathered = attend_gathered;
     table.merge = merge;
     table.observe_weights = observe_weights;
-    table.score_chunks = score_chunks;
+    table.score_segments = score_segments;
   }
 
   static void attend(const AttentionPartial& partial, const AttentionState& state) {
@@ -169,14 +169,14 @@ struct Attention {
 
   // Of kQueries queries at once, which share the loads of the bounds.
   template <int kQueries>
-  static void score_chunks_of(const float* bounds, const float* queries, int head_dim, float* best) {
-    static_assert(kScoredChunks == 16);
+  static void score_segments_of(const float* bounds, const float* queries, int head_dim, float* best) {
+    static_assert(kScoredSegments == 16);
     Floats sum[kQueries];
     for (Floats& s : sum) s = Simd::zero();
-    for (int d = 0; d < head_dim; ++d, bounds += 2 * kScoredChunks)
+    for (int d = 0; d < head_dim; ++d, bounds += 2 * kScoredSegments)
       for (int g = 0; g < kQueries; ++g) {
         const float q = queries[g * head_dim + d];
-        const float* side = bounds + (q >= 0 ? kScoredChunks : 0);
+        const float* side = bounds + (q >= 0 ? kScoredSegments : 0);
         sum[g] = Simd::add(sum[g], Simd::mul(Simd::all(q), Simd::load(side)));
       }
     Floats most = Simd::load(best);
@@ -184,10 +184,10 @@ struct Attention {
     Simd::store(best, most);
   }
 
-  static void score_chunks(const float* bounds, const float* queries, int group, int head_dim, float* best) {
+  static void score_segments(const float* bounds, const float* queries, int group, int head_dim, float* best) {
     Simd::store(best, Simd::all(-__builtin_inff()));
-    for (; group >= 4; group -= 4, queries += 4 * head_dim) score_chunks_of<4>(bounds, queries, head_dim, best);
-    for (; group > 0; --group, queries += head_dim) score_chunks_of<1>(bounds, queries, head_dim, best);
+    for (; group >= 4; group -= 4, queries += 4 * head_dim) score_segments_of<4>(bounds, queries, head_dim, best);
+    for (; group > 0; --group, queries += head_dim) score_segments_of<1>(bounds, queries, head_dim, best);
   }
 };
 

@@ -20,7 +20,7 @@ struct FloatTile {
   float* sums = nullptr;  // [rows][panels][16], 64-byte aligned
 };
 
-constexpr std::size_t kChunkBytes = 16 * 1024;  // of weights that several tiles of rows read in turns
+constexpr std::size_t kBlockBytes = 16 * 1024;  // of weights that several tiles of rows read in turns
 
 template <DType kType>
 constexpr std::size_t kPanelInputBytes = kPanel*(kType == DType::kF32 ? 4 : 2);
@@ -33,22 +33,22 @@ void multiply_rows(const FloatTile& tile, int rows) {
 }
 
 // All rows against kPanels panels, in tiles of at most kMost rows. Tiles of a group of rows (Tiles::kGroupRows, whose
-// sums are kept at once) take turns on chunks of the weights that stay in the nearest cache, so that memory is read
+// sums are kept at once) take turns on blocks of the weights that stay in the nearest cache, so that memory is read
 // once for all.
 template <class Tiles, DType kType, int kPanels, int kMost>
 void float_panels(const PackedMatrix& weights, const Activations& x, int panel, float* out, std::size_t out_stride) {
   constexpr std::size_t kStep = kPanelInputBytes<kType>;
-  constexpr int kChunk = static_cast<int>(kChunkBytes / kStep) / kPanels;
+  constexpr int kBlock = static_cast<int>(kBlockBytes / kStep) / kPanels;
   const auto stride = static_cast<std::size_t>(x.inputs);
   const std::size_t panel_bytes = static_cast<std::size_t>(weights.inputs) * kStep;
   const std::byte* w = weights.data + static_cast<std::size_t>(panel) * panel_bytes;
   for (int row = 0; row < x.rows; row += Tiles::kGroupRows) {
     const int rows = std::min(x.rows - row, Tiles::kGroupRows);
     const int tiles = (rows + kMost - 1) / kMost;
-    const int chunk = tiles == 1 ? weights.inputs : kChunk;
+    const int block = tiles == 1 ? weights.inputs : kBlock;
     alignas(64) float sums[Tiles::kGroupRows * kPanels * kPanel] = {};
-    for (int begin = 0; begin < weights.inputs; begin += chunk) {
-      const int inputs = std::min(chunk, weights.inputs - begin);
+    for (int begin = 0; begin < weights.inputs; begin += block) {
+      const int inputs = std::min(block, weights.inputs - begin);
       int first = 0;
       for (int t = 0; t < tiles; ++t) {
         const int count = (rows - first) / (tiles - t);

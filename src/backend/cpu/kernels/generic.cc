@@ -250,15 +250,15 @@ int observe_weights(const ObservedQuery& query) {
   return count;
 }
 
-void score_chunks(const float* bounds, const float* queries, int group, int head_dim, float* best) {
-  std::fill_n(best, kScoredChunks, -std::numeric_limits<float>::infinity());
+void score_segments(const float* bounds, const float* queries, int group, int head_dim, float* best) {
+  std::fill_n(best, kScoredSegments, -std::numeric_limits<float>::infinity());
   for (int g = 0; g < group; ++g, queries += head_dim) {
-    float sum[kScoredChunks] = {};
+    float sum[kScoredSegments] = {};
     for (int d = 0; d < head_dim; ++d) {
-      const float* side = bounds + (2 * d + (queries[d] >= 0 ? 1 : 0)) * kScoredChunks;
-      for (int i = 0; i < kScoredChunks; ++i) sum[i] += queries[d] * side[i];
+      const float* side = bounds + (2 * d + (queries[d] >= 0 ? 1 : 0)) * kScoredSegments;
+      for (int i = 0; i < kScoredSegments; ++i) sum[i] += queries[d] * side[i];
     }
-    for (int i = 0; i < kScoredChunks; ++i) best[i] = sum[i] > best[i] || std::isnan(sum[i]) ? sum[i] : best[i];
+    for (int i = 0; i < kScoredSegments; ++i) best[i] = sum[i] > best[i] || std::isnan(sum[i]) ? sum[i] : best[i];
   }
 }
 
@@ -297,7 +297,7 @@ const KernelTable& generic_kernels() {
                                      merge,
                                      finish,
                                      observe_weights,
-                                     score_chunks,
+                                     score_segments,
                                      sum_weights,
                                      add_weights};
   return table;

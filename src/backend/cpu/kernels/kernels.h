@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "backend/activation_function.h"
-#include "backend/chunk_scores.h"
 #include "backend/page_format.h"
 #include "backend/row_order.h"
+#include "backend/segment_scores.h"
 #include "tensor/dtype.h"
 
 namespace kvasir {
@@ -216,8 +216,8 @@ struct KernelTable {
   // query.weights. Returns how many.
   int (*observe_weights)(const ObservedQuery& query);
 
-  // See chunk_scores.h. The same bits in every table.
-  ScoreChunks score_chunks;
+  // See segment_scores.h. The same bits in every table.
+  ScoreSegments score_segments;
 
   // The sum of n floats in double: 16 interleaved sums, then those pairwise. The same bits in every table.
   double (*sum_weights)(const float* weights, int n);

@@ -148,17 +148,17 @@ TEST(ParseCodec, ReadsWhatCodecNameWrites) {
   EXPECT_EQ(codec_name(parse_codec("v=q4,k=q4").codec), "q4");
   for (const std::string rotate : {"k", "v", "kv", "off"}) {
     const KvCodec codec = parse_codec("q4,rotate=" + rotate).codec;
-    EXPECT_EQ(codec.rotated_keys, rotate[0] == 'k');
-    EXPECT_EQ(codec.rotated_values, rotate.back() == 'v');
+    EXPECT_EQ(codec.hadamard_keys, rotate[0] == 'k');
+    EXPECT_EQ(codec.hadamard_values, rotate.back() == 'v');
     EXPECT_EQ(parse_codec(codec_name(codec)).codec, codec);
   }
   for (const char* type : {"q4", "q3", "q2"}) {
-    EXPECT_TRUE(parse_codec(type).codec.rotated_keys && parse_codec(type).codec.rotated_values) << type;
+    EXPECT_TRUE(parse_codec(type).codec.hadamard_keys && parse_codec(type).codec.hadamard_values) << type;
     EXPECT_EQ(codec_name(parse_codec(type + std::string(",rotate=kv")).codec), type);
   }
-  for (const char* type : {"q8", "q4o"}) EXPECT_FALSE(parse_codec(type).codec.rotated_keys) << type;
+  for (const char* type : {"q8", "q4o"}) EXPECT_FALSE(parse_codec(type).codec.hadamard_keys) << type;
   const KvCodec sides = parse_codec("k=q8,v=q4").codec;
-  EXPECT_TRUE(!sides.rotated_keys && sides.rotated_values);
+  EXPECT_TRUE(!sides.hadamard_keys && sides.hadamard_values);
   for (const std::string text : {"", ",", "q5", "q4,", "k=q4", "v=q4", "q4,q4", "k=q4,k=q4",
                                  "q4,recent=", "q4,recent=-1", "q4,recent=5000", "q4,recent=1,recent=1", "f16,recent=8",
                                  "f16,rotate=k", "q4,rotate=x", "q4,x=1", "k=q4,v=f16,rotate=v", "=", "q4 "})
@@ -175,7 +175,7 @@ TEST(ParseCodec, StoredNamesTakeNothingForGranted) {
     const KvCodec codec = parse_codec(text).codec;
     EXPECT_EQ(parse_stored_codec(stored_codec_name(codec)).codec, codec) << text;
   }
-  EXPECT_FALSE(parse_stored_codec("q4").codec.rotated_keys);
+  EXPECT_FALSE(parse_stored_codec("q4").codec.hadamard_keys);
   EXPECT_NE(parse_stored_codec("q9").error, "");
 }
 

@@ -515,34 +515,34 @@ TEST_P(ElementwiseTest, PagesNormsAndRotationsAreTheSameBitsOnEveryTable) {
   }
 }
 
-TEST_P(ElementwiseTest, ScoreChunksIsTheGreatestBoundOfAnyQuery) {
+TEST_P(ElementwiseTest, ScoreSegmentsIsTheGreatestBoundOfAnyQuery) {
   Random random(10);
   for (const int head_dim : {16, 20, 64, 128}) {
     for (const int group : {1, 3, 4, 7, 8}) {
       const auto dim = static_cast<std::size_t>(head_dim);
       std::vector<float> queries = random.floats(static_cast<std::size_t>(group) * dim, 2.0F);
       queries[dim / 2] = -0.0F;
-      std::vector<float> bounds(dim * 2 * kScoredChunks);
+      std::vector<float> bounds(dim * 2 * kScoredSegments);
       for (std::size_t d = 0; d < dim; ++d)
-        for (std::size_t i = 0; i < kScoredChunks; ++i) {
+        for (std::size_t i = 0; i < kScoredSegments; ++i) {
           const float a = random.symmetric(), b = random.symmetric();
-          bounds[2 * d * kScoredChunks + i] = std::min(a, b);
-          bounds[(2 * d + 1) * kScoredChunks + i] = std::max(a, b);
+          bounds[2 * d * kScoredSegments + i] = std::min(a, b);
+          bounds[(2 * d + 1) * kScoredSegments + i] = std::max(a, b);
         }
       // One chunk is NaN for all queries, and one for those alone that look at its least element.
-      bounds[3] = bounds[kScoredChunks + 3] = std::nanf("");
-      bounds[2 * kScoredChunks + 5] = std::nanf("");
-      Fenced<float> best(kScoredChunks);
-      table().score_chunks(bounds.data(), queries.data(), group, head_dim, best.data());
+      bounds[3] = bounds[kScoredSegments + 3] = std::nanf("");
+      bounds[2 * kScoredSegments + 5] = std::nanf("");
+      Fenced<float> best(kScoredSegments);
+      table().score_segments(bounds.data(), queries.data(), group, head_dim, best.data());
       ASSERT_TRUE(best.intact());
-      for (std::size_t i = 0; i < kScoredChunks; ++i) {
+      for (std::size_t i = 0; i < kScoredSegments; ++i) {
         float wanted = -std::numeric_limits<float>::infinity();
         bool nan = false;
         for (std::size_t g = 0; g < static_cast<std::size_t>(group); ++g) {
           float sum = 0;
           for (std::size_t d = 0; d < dim; ++d) {
             const float q = queries[g * dim + d];
-            sum += q * bounds[(2 * d + (q >= 0 ? 1 : 0)) * kScoredChunks + i];
+            sum += q * bounds[(2 * d + (q >= 0 ? 1 : 0)) * kScoredSegments + i];
           }
           nan = nan || std::isnan(sum);
           wanted = std::max(wanted, sum);

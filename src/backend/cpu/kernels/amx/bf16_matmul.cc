@@ -17,14 +17,14 @@ constexpr int kTileInputs = 32;
 constexpr int kTileElements = kRowGroup * kTileInputs;  // of rows, and of weights
 constexpr int kSums = kRowGroup * kPanel;
 
-// A span is the rows and panels whose sums are kept at once. It is computed in chunks of inputs and panels: the weights
-// of a chunk fit the second-level cache, and two groups of rows and two panels of it the first. The weights of a chunk
+// A span is the rows and panels whose sums are kept at once. It is computed in blocks of inputs and panels: the weights
+// of a block fit the second-level cache, and two groups of rows and two panels of it the first. The weights of a block
 // for few rows fit the first.
 constexpr int kSpanGroups = 16;
 constexpr int kSpanPanels = 16;
-constexpr int kChunkTiles = 8;
-constexpr int kChunkInputs = kChunkTiles * kTileInputs;
-constexpr int kChunkPanels = 8;
+constexpr int kBlockTiles = 8;
+constexpr int kBlockInputs = kBlockTiles * kTileInputs;
+constexpr int kBlockPanels = 8;
 constexpr int kFewGroups = 2;
 constexpr int kFewPanels = 2;
 
@@ -63,9 +63,9 @@ void open(const std::byte* from, int inputs, Tile* tiles) {
 // Multiplies one or two groups of rows by one or two panels over `tiles` tiles of inputs. Starts from zero if `first`,
 // otherwise from `sums`. The second group, panel and sums are as far behind the first as in Multiplication's arrays.
 template <bool kTwoGroups, bool kTwoPanels>
-void multiply_block(const Tile* a, const Tile* b, int tiles, bool first, Sums* sums) {
-  const Tile* more_a = a + kChunkTiles;
-  const Tile* more_b = b + kChunkTiles;
+void multiply_tiles(const Tile* a, const Tile* b, int tiles, bool first, Sums* sums) {
+  const Tile* more_a = a + kBlockTiles;
+  const Tile* more_b = b + kBlockTiles;
   Sums* more_sums = sums + kSpanPanels;
   if (first) {
     _tile_zero(0);
@@ -204,12 +204,12 @@ class Multiplication {
 
  private:
   void multiply_span(int panel, int panels, int group, int groups) {
-    const int together = groups <= kFewGroups ? kFewPanels : kChunkPanels;
-    for (int input = 0; input < weights_.inputs; input += kChunkInputs) {
-      const int inputs = std::min(kChunkInputs, weights_.inputs - input);
+    const int together = groups <= kFewGroups ? kFewPanels : kBlockPanels;
+    for (int input = 0; input < weights_.inputs; input += kBlockInputs) {
+      const int inputs = std::min(kBlockInputs, weights_.inputs - input);
       round_rows(group * kRowGroup, std::min(groups * kRowGroup, x_.rows - group * kRowGroup), input, inputs);
       for (int p = 0; p < panels; p += together)
-        multiply_chunk(panel, p, std::min(p + together, panels), groups, input, inputs);
+        multiply_block(panel, p, std::min(p + together, panels), groups, input, inputs);
     }
     compiler_fence();
     for (int g = 0; g < groups; ++g)
@@ -228,7 +228,7 @@ class Multiplication {
   }
 
   // Multiplies all rows of the span by panels [begin, end) of those from `panel` on.
-  void multiply_chunk(int panel, int begin, int end, int groups, int input, int inputs) {
+  void multiply_block(int panel, int begin, int end, int groups, int input, int inputs) {
     for (int p = begin; p < end; ++p)
       open(weights_.data + (static_cast<std::size_t>(panel + p) * static_cast<std::size_t>(weights_.inputs) +
                             static_cast<std::size_t>(input)) *
@@ -240,9 +240,9 @@ class Multiplication {
       for (int p = begin; p < end; p += 2) {
         const bool two_groups = g + 1 < groups;
         const bool two_panels = p + 1 < end;
-        const auto block = two_groups   ? two_panels ? multiply_block<true, true> : multiply_block<true, false>
-                             : two_panels ? multiply_block<false, true>
-                                        : multiply_block<false, false>;
+        const auto block = two_groups   ? two_panels ? multiply_tiles<true, true> : multiply_tiles<true, false>
+                             : two_panels ? multiply_tiles<false, true>
+                                        : multiply_tiles<false, false>;
         block(rows_[g], open_[p - begin], tiles, input == 0, sums_[g] + p);
       }
   }
@@ -259,8 +259,8 @@ class Multiplication {
   const Activations& x_;
   float* out_;
   std::size_t out_stride_;
-  alignas(64) Tile rows_[kSpanGroups][kChunkTiles];
-  alignas(64) Tile open_[kChunkPanels][kChunkTiles];
+  alignas(64) Tile rows_[kSpanGroups][kBlockTiles];
+  alignas(64) Tile open_[kBlockPanels][kBlockTiles];
   alignas(64) Sums sums_[kSpanGroups][kSpanPanels];
 };
 static_assert(sizeof(Multiplication) < 512 * 1024, "it is on the stack of a worker thread");

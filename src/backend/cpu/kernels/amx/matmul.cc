@@ -47,7 +47,7 @@ template <int kRows, bool kFetches, class Parts>
 template <int kRows, bool kFetches, class Parts, class OutputOf>
 void multiply_runs(const Parts* panels, int count, const Q8Rows& x, int parts, const std::byte* after,
                    const OutputOf& output) {
-  Floats totals[kChunkPanels][kRows];
+  Floats totals[kBlockPanels][kRows];
   for (int p = 0; p < count; ++p) output(p).template load<kRows>(totals[p]);
   Floats of_run[kRows]{};
   GroupProduct<Parts, kRows, Runs<Parts, kRows, kFetches>> product({panels, count, parts, after, totals}, x);
@@ -57,47 +57,47 @@ void multiply_runs(const Parts* panels, int count, const Q8Rows& x, int parts, c
 }
 
 // Panels and parts whose products are made of the same opened weights.
-struct Chunk {
+struct Block {
   int panel = 0;
   int panels = 0;
   int part = 0;
   int parts = 0;
 };
 
-// Multiplies all rows by a chunk, kRows of each group. Totals are kept in `out` between chunks.
+// Multiplies all rows by a block, kRows of each group. Totals are kept in `out` between blocks.
 template <class B, int kRows, class Parts>
-void multiply_chunk(const PackedMatrix& weights, const Activations& x, const Chunk& chunk, Parts* panels, float* out,
+void multiply_block(const PackedMatrix& weights, const Activations& x, const Block& block, Parts* panels, float* out,
                     std::size_t out_stride) {
   const int all_parts = weights.inputs / kQ8Block;
   const int blocks = all_parts / B::kParts;
   const std::size_t panel_bytes = static_cast<std::size_t>(blocks) * B::kLayout.panel_block_bytes();
-  const std::byte* data = weights.data + static_cast<std::size_t>(chunk.panel) * panel_bytes;
-  for (int p = 0; p < chunk.panels; ++p)
-    panels[p].open(data + static_cast<std::size_t>(p) * panel_bytes, blocks, chunk.part, chunk.parts);
+  const std::byte* data = weights.data + static_cast<std::size_t>(block.panel) * panel_bytes;
+  for (int p = 0; p < block.panels; ++p)
+    panels[p].open(data + static_cast<std::size_t>(p) * panel_bytes, blocks, block.part, block.parts);
   compiler_fence();
   for (int row = 0; row < x.rows; row += kRowGroup) {
     const Q8Rows group = x.q8.at(static_cast<std::size_t>(row) * static_cast<std::size_t>(all_parts) +
-                                 static_cast<std::size_t>(chunk.part) * kRowGroup);
+                                 static_cast<std::size_t>(block.part) * kRowGroup);
     const auto output = [&](int p) {
-      return Output{out + static_cast<std::size_t>(row) * out_stride + (chunk.panel + p) * kPanel, out_stride,
-                    std::min(kRowGroup, x.rows - row), outputs_of(weights, chunk.panel + p), chunk.part == 0};
+      return Output{out + static_cast<std::size_t>(row) * out_stride + (block.panel + p) * kPanel, out_stride,
+                    std::min(kRowGroup, x.rows - row), outputs_of(weights, block.panel + p), block.part == 0};
     };
     constexpr bool kFetches = Parts::kFetchedBytes > 0;
     if constexpr (kFetches) {
-      if (takes_runs(kRows, x.rows, chunk.parts)) {
-        const std::byte* after = data + static_cast<std::size_t>(chunk.panels) * panel_bytes;
+      if (takes_runs(kRows, x.rows, block.parts)) {
+        const std::byte* after = data + static_cast<std::size_t>(block.panels) * panel_bytes;
         if (row == 0)
-          multiply_runs<kRows, true>(panels, chunk.panels, group, chunk.parts, after, output);
+          multiply_runs<kRows, true>(panels, block.panels, group, block.parts, after, output);
         else
-          multiply_runs<kRows, false>(panels, chunk.panels, group, chunk.parts, after, output);
+          multiply_runs<kRows, false>(panels, block.panels, group, block.parts, after, output);
         continue;
       }
     }
-    for (int p = 0; p < chunk.panels; ++p) {
+    for (int p = 0; p < block.panels; ++p) {
       if (kFetches && row == 0)
-        multiply_panel<kRows, kFetches>(panels[p], group, chunk.parts, output(p));
+        multiply_panel<kRows, kFetches>(panels[p], group, block.parts, output(p));
       else
-        multiply_panel<kRows, false>(panels[p], group, chunk.parts, output(p));
+        multiply_panel<kRows, false>(panels[p], group, block.parts, output(p));
     }
   }
 }
@@ -107,22 +107,22 @@ template <class B, int kRows>
 void multiply_stored(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
                      std::size_t out_stride) {
   const Tiles tiles(kQ8Block, kRows);
-  StoredParts<B> parts[kChunkPanels];
-  for (int panel = panel_begin; panel < panel_end; panel += kChunkPanels)
-    multiply_chunk<B, kRows>(weights, x,
-                             {panel, std::min(kChunkPanels, panel_end - panel), 0, weights.inputs / kQ8Block}, parts,
+  StoredParts<B> parts[kBlockPanels];
+  for (int panel = panel_begin; panel < panel_end; panel += kBlockPanels)
+    multiply_block<B, kRows>(weights, x,
+                             {panel, std::min(kBlockPanels, panel_end - panel), 0, weights.inputs / kQ8Block}, parts,
                              out, out_stride);
 }
 
 template <class B>
 void multiply_opened(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
                      std::size_t out_stride) {
-  static_assert(kChunkParts % B::kParts == 0 && kFewParts % B::kParts == 0);
+  static_assert(kBlockParts % B::kParts == 0 && kFewParts % B::kParts == 0);
   const Tiles tiles(kQ8Block / OpenParts<B>::kSums);
   const int all_parts = weights.inputs / kQ8Block;
-  OpenParts<B> parts[kChunkPanels];
+  OpenParts<B> parts[kBlockPanels];
   const auto multiply_next = [&](int panel, int panels, int part, int count) {
-    multiply_chunk<B, kRowGroup>(weights, x,
+    multiply_block<B, kRowGroup>(weights, x,
                                  {panel, std::min(panels, panel_end - panel), part, std::min(count, all_parts - part)},
                                  parts, out, out_stride);
   };
@@ -132,9 +132,9 @@ void multiply_opened(const PackedMatrix& weights, const Activations& x, int pane
     return;
   }
   // The same parts of the rows for all panels, before the next.
-  for (int part = 0; part < all_parts; part += kChunkParts)
-    for (int panel = panel_begin; panel < panel_end; panel += kChunkPanels)
-      multiply_next(panel, kChunkPanels, part, kChunkParts);
+  for (int part = 0; part < all_parts; part += kBlockParts)
+    for (int panel = panel_begin; panel < panel_end; panel += kBlockPanels)
+      multiply_next(panel, kBlockPanels, part, kBlockParts);
 }
 
 // With fewer rows, vectors are faster. Up to kMostStoredRows, weights of Q8_0 with an even number of blocks are

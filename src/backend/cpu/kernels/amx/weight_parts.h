@@ -15,9 +15,9 @@ namespace {
 
 // How much is opened at once. Many rows wait for the tile unit: long sums of four panels, and the rows of as many
 // parts, stay in the second cache. Few rows wait for memory: so little that the weights fetched ahead meanwhile are
-// those of the next chunk.
-constexpr int kChunkParts = 64;
-constexpr int kChunkPanels = 4;
+// those of the next block.
+constexpr int kBlockParts = 64;
+constexpr int kBlockPanels = 4;
 constexpr int kFewRows = 2 * kRowGroup;
 constexpr int kFewParts = 8;
 
@@ -39,9 +39,9 @@ struct OpenParts {
     return scale[part + kNext];
   }
 
-  alignas(64) std::int8_t weights[kChunkParts][8 * kTileRowBytes];
-  Floats scale[kChunkParts][kSums];
-  Floats minus_minimum[kMinima ? kChunkParts : 1][kSums];
+  alignas(64) std::int8_t weights[kBlockParts][8 * kTileRowBytes];
+  Floats scale[kBlockParts][kSums];
+  Floats minus_minimum[kMinima ? kBlockParts : 1][kSums];
 
   // `parts` parts (whole blocks) from `first` on, of the `blocks` blocks of `panel`.
   void open(const std::byte* panel, int blocks, int first, int parts) {
