@@ -115,11 +115,10 @@ class Backend {
 
   // -- A pass --
 
-  // What all operations up to the next begin refer to. `store` holds the batch's pages. `source` may be null.
+  // What all operations up to the next begin refer to. `store` holds the batch's pages.
   struct Pass {
     const Batch* batch = nullptr;
     PageStore* store = nullptr;
-    PageSource* source = nullptr;
   };
   virtual void begin(const Pass& pass) = 0;
 
@@ -162,12 +161,12 @@ class Backend {
     int slots = 32;
     // The page tables of one sequence, for each kind of layer whose tables are filled alike.
     struct Tables {
-      int layer = 0;             // one of those layers
-      int frames = 1;            // of a page table: the mean over the rows, rounded up; without gaps, the most
-      int of_layer = 1;          // page tables of a layer
-      int all = 1;               // page tables of all these layers
-      std::int64_t entries = 0;  // of all frames of a page table, at most
-      bool gaps = false;         // columns leave between others, so that ordinals may be far apart
+      int layer = 0;                      // one of those layers
+      int frames = 1;                     // of a page table: the mean over the rows, rounded up; without gaps, the most
+      int of_layer = 1;                   // page tables of a layer
+      int all = 1;                        // page tables of all these layers
+      std::int64_t entries = 0;           // of all frames of a page table, at most
+      bool gaps = false;                  // columns leave between others, so that ordinals may be far apart
       std::size_t staged_page_bytes = 0;  // of a page in 16 bits, where pages are encoded
       int observed_rows = 0;              // rows of one sequence that its listener wants, at most
       int reductions = 0;                 // that a listener wants
@@ -177,8 +176,7 @@ class Backend {
     };
     std::vector<Tables> tables = {Tables{}};
   };
-  // The most that passes of up to `rows` rows take beside weights, pages and the batch, while no page has
-  // to be waited for (PageSource).
+  // The most that passes of up to `rows` rows take beside weights, pages and the batch.
   virtual std::uint64_t workspace_bytes(const WorkspaceRequest& request) const = 0;
 };
 

@@ -80,13 +80,13 @@ struct BatchTable {
   std::vector<WriteSlot> slots;           // [rows]: where a new token's key and value go
   std::vector<SealedColumn> seals;        // in order of token
   std::int64_t retained_before = 0;       // tokens that row 0 sees beside itself
-  // The first so many entries of the first frame lie apart: their tokens are not in `pages`, and no row is written to
-  // them. apart_rows empty: entry e is the page apart_pages[e]. Otherwise its live slots, in order, are the rows
-  // apart_rows[apart_first[e]], ... of apart_pages (PageStore::put_row), of which a page has as many as slots.
-  std::uint32_t apart = 0;
-  std::span<const PageId> apart_pages;
-  std::span<const std::uint32_t> apart_rows;
-  std::span<const std::uint32_t> apart_first;
+  // The first so many entries of the first frame are offloaded: their tokens are not in `pages`, and no row is written
+  // to them. offloaded_rows empty: entry e is the page offloaded_pages[e]. Otherwise its live slots, in order, are the
+  // rows offloaded_rows[offloaded_first[e]], ... of offloaded_pages (PageStore::put_row); a page has as many as slots.
+  std::uint32_t offloaded = 0;
+  std::span<const PageId> offloaded_pages;
+  std::span<const std::uint32_t> offloaded_rows;
+  std::span<const std::uint32_t> offloaded_first;
 
   Position query_position(std::size_t frame, int row) const {
     return query_positions[frame * static_cast<std::size_t>(rows) + static_cast<std::size_t>(row)];
@@ -101,8 +101,7 @@ struct BatchTable {
 
 class AttentionListener;
 class EntrySelector;
-class RecallSource;
-class LayerFetch;
+class OffloadedPages;
 
 // The tables and lanes of a sequence that hold one layer's keys and values. Those of KV head h are lane first_lane + h
 // of table first_table; where each head has a table, lane first_lane of table first_table + h.
@@ -110,7 +109,7 @@ struct LayerLanes {
   int first_table = 0;  // among the sequence's tables
   int tables = 1;       // 1, or one a KV head
   int first_lane = 0;
-  // What the sequence's listener, selector, recall and fetch call the layer; -1: they have nothing to do with it.
+  // What the sequence's listener, selector and offloaded pages call the layer; -1: they have nothing to do with it.
   int observed_as = -1;
 };
 
@@ -124,8 +123,7 @@ struct BatchSequence {
   int logits = 0;                         // logits are wanted of the last this many rows
   AttentionListener* listener = nullptr;  // optional; told of the attention of this sequence
   EntrySelector* selector = nullptr;      // optional; chooses what its rows read (page_access.h)
-  RecallSource* recall = nullptr;         // optional; pages that its last row attends to besides (page_access.h)
-  LayerFetch* fetch = nullptr;            // optional; brings what its tables have apart into memory (page_access.h)
+  OffloadedPages* offloaded = nullptr;    // optional; pages that its tables do not hold (page_access.h)
 };
 
 struct Batch {

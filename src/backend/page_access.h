@@ -1,11 +1,9 @@
-// Interfaces through which attention gets its pages. A source fetches pages that are not in memory while others are
-// computed; a selector leaves tokens unread; a recall adds pages that no table has. A backend without any of them reads
-// all pages of the tables directly, and nothing else.
-// Thread-safety: sources and leases are called by one thread, between the parallel regions of a pass.
+// Interfaces through which attention reads other entries than those of the page tables: a selector leaves tokens
+// unread; offloaded pages add those that the tables do not hold. Without either, a backend reads all entries of the
+// tables.
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
 
 #include "backend/batch.h"
@@ -13,24 +11,6 @@
 #include "backend/page_store.h"
 
 namespace kvasir {
-
-// The pages of one layer, resident until the lease is given back by destroying it.
-class PageLease {
- public:
-  virtual ~PageLease() = default;
-  // Whether a page may be read before wait() has returned.
-  virtual bool resident(PageId page) const = 0;
-  // Returns when all pages of the layer are resident.
-  virtual void wait() = 0;
-};
-
-class PageSource {
- public:
-  virtual ~PageSource() = default;
-  // Called once the batch's keys and values were stored in the layer: pages that they go to are resident beforehand.
-  // Null: all pages of the layer are resident.
-  virtual std::unique_ptr<PageLease> lease(int layer, const Batch& batch) = 0;
-};
 
 // What a selector is told of one row of one lane. Valid during the call.
 struct LaneRow {
@@ -65,24 +45,11 @@ class EntrySelector {
   virtual ~EntrySelector() = default;
   // Whether the rows of the pass at hand choose in this layer. Otherwise they read all that they see.
   virtual bool selects(int layer) const = 0;
-  // Whether select reads pages (PageStore::read_keys): all pages of the layer are resident then, which costs the time
-  // that they are waited for.
-  virtual bool reads_pages() const { return false; }
   // Clears the slots that a row does not read. read: [entries of all frames in order], all ones; bits of slots that the
   // row does not see, or that are not live, mean nothing. Sums are taken as if the other slots were not live: entries
   // keep their places in the order of summation, and those without a slot to read cost no access to their pages.
   // Listeners are told that tokens left unread have weight zero.
   virtual void select(const LaneRow& row, std::span<SlotMask> read) = 0;
-};
-
-// Brings tokens that the tables of one sequence have apart (BatchTable::apart) into memory, layer by layer. It belongs
-// to the sequence (BatchSequence::fetch). Thread-safety: called by one thread, between parallel regions.
-class LayerFetch {
- public:
-  virtual ~LayerFetch() = default;
-  // Called before the rows of the pass attend in a layer, and after they have in the layers before it. May wait; what
-  // lies apart in the layer is in memory when it returns.
-  virtual void fetch(int layer) = 0;
 };
 
 inline constexpr int kMostRecalled = 8;  // pages of one lane
@@ -93,24 +60,33 @@ struct RecalledPage {
   SlotMask live = 0;
 };
 
-// Pages that the last row of a sequence's rows attends to besides those of its page tables. They hold keys rotated as
-// those of the table's last frame, and have the cache's Hadamard matrices. It belongs to one sequence
-// (BatchSequence::recall). In each layer, in this order:
+// Pages of one sequence that its page tables do not hold (BatchSequence::offloaded). In each layer that the policy
+// governs, a pass calls in this order:
+//   fetch(layer)           before rows attend: the entries BatchTable::offloaded are in memory when it returns
+// and for the sequence's last row, if recalls():
 //   choose(row, highest)   for every lane, once the row has attended to all that it reads of its table
-//   fetch(layer)           may wait; the pages chosen are in memory when it returns
-//   chosen(head)           for every lane; they are attended in this order, as one partial behind all others
-// Listeners are told the row's attention without them.
-// Thread-safety: choose and chosen are called from several threads at once, for different lanes; fetch by one thread,
-// between parallel regions.
-class RecallSource {
+//   fetch_chosen(layer)    the pages chosen are in memory when it returns
+//   chosen(head)           for every lane; the row attends to them in this order, as one partial behind all others
+// Listeners are told the row's attention without the pages chosen.
+// Thread-safety: choose and chosen are called from several threads at once, for different lanes; the others by one
+// thread, between parallel regions. fetch and fetch_chosen may wait.
+class OffloadedPages {
  public:
-  virtual ~RecallSource() = default;
+  virtual ~OffloadedPages() = default;
+  virtual void fetch(int layer) { static_cast<void>(layer); }
+  virtual bool recalls() const { return false; }
   // `row`: its queries are those of the table's last frame alone, and not transformed by a Hadamard matrix; queries_of
   // (0) has them. highest: [group], the highest score of each query head so far. What is chosen depends on the text
   // alone.
-  virtual void choose(const LaneRow& row, std::span<const float> highest) = 0;
-  virtual void fetch(int layer) = 0;
-  virtual std::span<const RecalledPage> chosen(int head) const = 0;
+  virtual void choose(const LaneRow& row, std::span<const float> highest) {
+    static_cast<void>(row), static_cast<void>(highest);
+  }
+  virtual void fetch_chosen(int layer) { static_cast<void>(layer); }
+  // Their keys are rotated as those of the table's last frame, and have the cache's Hadamard matrices.
+  virtual std::span<const RecalledPage> chosen(int head) const {
+    static_cast<void>(head);
+    return {};
+  }
 };
 
 }  // namespace kvasir

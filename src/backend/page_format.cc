@@ -65,7 +65,7 @@ namespace {
 ParsedCodec read_codec(std::string_view text, bool by_default) {
   const auto fail = [&](const std::string& what) {
     return ParsedCodec{{},
-                       fmt::format("KV type '{}': {}; write for example q8, or k=q8,v=q4 for keys and values apart, or "
+                       fmt::format("KV type '{}': {}; write for example q8, or k=q8,v=q4 for keys and values, or "
                                    "q4,recent=64,rotate=k",
                                    text, what)};
   };

@@ -42,7 +42,7 @@ using SlotMask = std::uint64_t;  // bit s: slot s of a page
 //   q4   4 bits, a scale and a least value for a group: of keys 32 tokens of one channel, of values 32 channels of one
 //        token (KIVI, Liu et al., arXiv 2402.02750, section 3.2)
 //   q4o  q4 of what is left when the hundredth of the elements that lies farthest from the middle of its group is kept
-//        apart in 16 bits
+//        as it is, in 16 bits
 //   q3, q2  as q4, with 3 and 2 bits
 enum class KvType : std::uint8_t { kF32, kF16, kBF16, kQ8, kQ4, kQ4O, kQ3, kQ2 };
 

@@ -36,7 +36,7 @@ inline constexpr int kCodecGroup = 32;  // elements of a group, but for the last
   return static_cast<std::size_t>(code_bits(type)) * static_cast<std::size_t>(codes) / 8;
 }
 
-// Elements of a side that q4o keeps apart.
+// Outliers of a side: elements that q4o keeps in 16 bits.
 [[gnu::always_inline]] constexpr int outliers(const PageFormat& format) {
   return (format.head_dim * format.slots + 99) / 100;
 }
@@ -44,9 +44,9 @@ inline constexpr std::size_t kOutlierBytes = 4;  // u16 place, f16 value
 
 // Rows of keys are dimensions of all slots, rows of values slots of all dimensions.
 [[gnu::always_inline]] constexpr std::size_t encoded_side_bytes(KvType type, int rows, int count, int scales,
-                                                                int apart) {
+                                                                int outliers) {
   return code_bytes(type, side_codes(rows, count)) + static_cast<std::size_t>(scales) * (type == KvType::kQ8 ? 2 : 4) +
-         (type == KvType::kQ4O ? static_cast<std::size_t>(apart) * kOutlierBytes : 0);
+         (type == KvType::kQ4O ? static_cast<std::size_t>(outliers) * kOutlierBytes : 0);
 }
 
 [[gnu::always_inline]] constexpr std::size_t key_side_bytes(const PageFormat& format) {

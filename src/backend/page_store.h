@@ -74,7 +74,7 @@ class PageStore {
   // Copies rows out of, or into, slots [first, first + count) of a page; [count][row].
   virtual void read_rows(PageId page, int first, int count, std::byte* out) const = 0;
   virtual void write_rows(PageId page, int first, int count, const std::byte* in) = 0;
-  // Makes a row the number `row` of a page that holds rows as such, and is read by BatchTable::apart_rows alone.
+  // Makes a row the number `row` of a page that holds rows as such, and is read by BatchTable::offloaded_rows alone.
   virtual void put_row(PageId page, int row, const std::byte* in) = 0;
 
   // A page's bytes in the store's own layout, for files: out.size() and in.size() are the bytes of its format.

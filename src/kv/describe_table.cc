@@ -38,9 +38,9 @@ class Description {
     out_.retained_masks.clear();
     out_.seals.clear();
     out_.format = table_.format();
-    out_.apart = 0;
-    out_.apart_pages = {};
-    out_.apart_rows = out_.apart_first = {};
+    out_.offloaded = 0;
+    out_.offloaded_pages = {};
+    out_.offloaded_rows = out_.offloaded_first = {};
     out_.frames.reserve(table_.frames().size());
     for (const PageTable::Frame& frame : table_.frames()) out_.frames.push_back({table_.entries_of(frame), 0});
     find_slots();

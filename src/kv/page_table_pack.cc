@@ -170,7 +170,7 @@ class PageTable::Packer {
       } else if (table_.column_[c].sealed) {
         on = many || must_go(c);
       } else {
-        // All columns behind an open one are open too. They are packed apart, which encodes nothing.
+        // All columns behind an open one are open too. They are packed by themselves, which encodes nothing.
         on = (on && follows_open) || many || must_go(c);
       }
       const bool joins = level == kAll || table_.column_[c].sealed || follows_open;

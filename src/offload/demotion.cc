@@ -100,7 +100,7 @@ void SequenceDemotion::take(int table, const PageTable& from, std::span<const In
   if (pages.status().ok()) pages.take(from, ranges);
 }
 
-RecallSource* SequenceDemotion::begin_pass(TokenIndex row) {
+OffloadedPages* SequenceDemotion::begin_pass(TokenIndex row) {
   if (empty()) return nullptr;
   recall_->begin_pass(row);
   return recall_.get();

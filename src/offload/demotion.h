@@ -4,7 +4,7 @@
 // Other rows of prompts recall nothing. What is demoted when a row recalls depends on the tokens and on the policy's
 // chunks; under policies by range, whose chunks change nothing, the last token of a prompt is a chunk of its own
 // (PolicyTraits::last_alone).
-// Thread-safety: one caller at a time, but for RecallSource.
+// Thread-safety: one caller at a time, but for OffloadedPages.
 #pragma once
 
 #include <memory>
@@ -39,7 +39,7 @@ class SequenceDemotion {
   void take(int table, const PageTable& from, std::span<const IndexRange> ranges);
 
   // For a pass whose last row is the token `row`; null while nothing is demoted.
-  RecallSource* begin_pass(TokenIndex row);
+  OffloadedPages* begin_pass(TokenIndex row);
   // Of the last pass, and of what was taken since: what could not be written or read.
   Status status() const;
 

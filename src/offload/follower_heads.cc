@@ -259,7 +259,7 @@ Status FollowerHeads::take_hot(std::int64_t chosen) {
   return {};
 }
 
-LayerFetch* FollowerHeads::begin_pass(const PolicyChunk& chunk, const KvSequence& tables) {
+OffloadedPages* FollowerHeads::begin_pass(const PolicyChunk& chunk, const KvSequence& tables) {
   if (cold_ == 0) return nullptr;
   chunk_ = chunk;
   whole_ = reads_all(chunk);
@@ -274,7 +274,7 @@ LayerFetch* FollowerHeads::begin_pass(const PolicyChunk& chunk, const KvSequence
     } else {
       cluster.set.add_entries(plan_.format.slots, &cluster.entries, &cluster.first_rows);
     }
-    cluster.apart = static_cast<std::uint32_t>(cluster.entries.size());
+    cluster.offloaded = static_cast<std::uint32_t>(cluster.entries.size());
     const PageTable& own = tables.table(cluster.tables.front());
     const std::span<const PageEntry> entries = own.entries_of(own.frames().front());
     KVASIR_CHECK(own.frames().size() == 1 && cluster.entries.size() + entries.size() <= cluster.entries.capacity());
@@ -290,22 +290,23 @@ void FollowerHeads::describe(int table, BatchTable* out) const {
   const Cluster& cluster = clusters_[static_cast<std::size_t>(place.cluster)];
   // Tables that follow alike have given back alike: they have the same columns.
   const std::span<const PageEntry> own = out->frames.front().entries;
-  KVASIR_CHECK(out->frames.size() == 1 && out->hidden.empty() && own.size() + cluster.apart == cluster.entries.size() &&
-               std::ranges::equal(own, std::span(cluster.entries).subspan(cluster.apart), {}, &PageEntry::column,
+  KVASIR_CHECK(out->frames.size() == 1 && out->hidden.empty() &&
+               own.size() + cluster.offloaded == cluster.entries.size() &&
+               std::ranges::equal(own, std::span(cluster.entries).subspan(cluster.offloaded), {}, &PageEntry::column,
                                   &PageEntry::column));
   out->frames.front().entries = cluster.entries;
-  out->apart = cluster.apart;
+  out->offloaded = cluster.offloaded;
   for (MaskBlock& block : out->blocks) {
-    block.begin += cluster.apart;
-    block.end += cluster.apart;
+    block.begin += cluster.offloaded;
+    block.end += cluster.offloaded;
   }
   if (whole_) {
-    out->apart_pages = work_[work_index(cluster.layer, place.of_layer)].ids();
+    out->offloaded_pages = work_[work_index(cluster.layer, place.of_layer)].ids();
     return;
   }
-  out->apart_pages = hot_[static_cast<std::size_t>(cluster.first_hot + place.of_cluster)].ids();
-  out->apart_rows = cluster.set.rows();
-  out->apart_first = cluster.first_rows;
+  out->offloaded_pages = hot_[static_cast<std::size_t>(cluster.first_hot + place.of_cluster)].ids();
+  out->offloaded_rows = cluster.set.rows();
+  out->offloaded_first = cluster.first_rows;
 }
 
 void FollowerHeads::fetch(int layer) {

@@ -32,7 +32,7 @@ namespace kvasir {
 // kInvalidArgument.
 Status check_offload(const RetentionPolicy& policy, const PageFormat& page, const ColdTier* tier);
 
-class FollowerHeads final : public LayerFetch {
+class FollowerHeads final : public OffloadedPages {
  public:
   // Null where the policy offloads nothing. The policy was begun, and outlives this, as cache and tier do. Errors:
   // those of check_offload.
@@ -54,7 +54,7 @@ class FollowerHeads final : public LayerFetch {
   Status make_room(const PolicyChunk& chunk);
   // Returns what fetches for the pass, after which describe is called for each table once it was described; null while
   // everything is in the tables.
-  LayerFetch* begin_pass(const PolicyChunk& chunk, const KvSequence& tables);
+  OffloadedPages* begin_pass(const PolicyChunk& chunk, const KvSequence& tables);
   void describe(int table, BatchTable* out) const;
 
   void fetch(int layer) override;
@@ -88,10 +88,10 @@ class FollowerHeads final : public LayerFetch {
     FollowerSet set;
     std::vector<std::shared_ptr<ColdBlock>> blocks;  // [column]
     std::vector<std::shared_ptr<ColdFetch>> fetches;
-    // Of the pass at hand: what lies apart, then the tables' own.
+    // Of the pass at hand: the offloaded entries, then the tables' own.
     std::vector<PageEntry> entries;
     std::vector<std::uint32_t> first_rows;  // of the former
-    std::uint32_t apart = 0;
+    std::uint32_t offloaded = 0;
   };
 
   FollowerHeads(const RetentionPolicy& policy, KvCache* cache, const KvCacheShape& shape, ColdTier* tier);

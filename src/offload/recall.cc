@@ -146,7 +146,7 @@ void Recall::choose(const LaneRow& row, std::span<const float> highest) {
   }
 }
 
-void Recall::fetch(int layer) {
+void Recall::fetch_chosen(int layer) {
   struct Wanted {
     int head = 0;
     const DemotedPages::Column* column = nullptr;

@@ -11,7 +11,7 @@
 //
 // Pages in the file are read into pages of a fixed number, `most` for each lane, and stay there until others are
 // chosen. What a layer needs is asked for together, and waited for.
-// Thread-safety: as RecallSource.
+// Thread-safety: as OffloadedPages.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@
 
 namespace kvasir {
 
-class Recall final : public RecallSource {
+class Recall final : public OffloadedPages {
  public:
   // `tables`: those of the sequence, [layer][table of the layer], or one for all lanes. Outlives this. Nothing is
   // charged before reserve.
@@ -41,8 +41,9 @@ class Recall final : public RecallSource {
   // Of the pass: the first page that could not be read. Its attention is then wrong.
   const Status& status() const { return status_; }
 
+  bool recalls() const override { return true; }
   void choose(const LaneRow& row, std::span<const float> highest) override;
-  void fetch(int layer) override;
+  void fetch_chosen(int layer) override;
   std::span<const RecalledPage> chosen(int head) const override {
     const Head& own = heads_[static_cast<std::size_t>(head)];
     return {own.pages, static_cast<std::size_t>(own.count)};
@@ -66,7 +67,7 @@ class Recall final : public RecallSource {
       std::int64_t column = 0;
       int slot = 0;  // of the lane's pages
     } fetch[kMostRecalled];
-    bool fresh = false;  // chosen since the last fetch()
+    bool fresh = false;  // chosen since the last fetch_chosen()
   };
   int table_of(int layer, int head) const;
   int lane_of(int layer, int head) const;

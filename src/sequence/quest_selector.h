@@ -34,7 +34,6 @@ class QuestSelector final : public SequenceSelector {
 
   bool begin_pass(const PolicyChunk& chunk, int first, int rows) override;
   bool selects(int layer) const override { return layer >= kWholeLayers; }
-  bool reads_pages() const override { return true; }
   void select(const LaneRow& row, std::span<SlotMask> read) override;
   std::unique_ptr<SequenceSelector> clone() const override;
   std::uint64_t bytes() const override;

@@ -285,8 +285,8 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
   if (selector_ != nullptr && selector_->begin_pass(chunk_, plan.first, plan.rows)) sequence.selector = selector_.get();
   const bool recalls = !chunk_.prompt || (chunk_.ends_prompt() && plan.ends_chunk());
   if (demotion_ != nullptr && recalls)
-    sequence.recall = demotion_->begin_pass(chunk_.first + plan.first + plan.rows - 1);
-  if (followers_ != nullptr) sequence.fetch = followers_->begin_pass(chunk_, tables_);
+    sequence.offloaded = demotion_->begin_pass(chunk_.first + plan.first + plan.rows - 1);
+  if (followers_ != nullptr) sequence.offloaded = followers_->begin_pass(chunk_, tables_);
   batch->tokens.insert(batch->tokens.end(), tokens.begin(), tokens.begin() + plan.rows);
   *tables_in_use += static_cast<std::size_t>(sequence.tables);
   if (batch->tables.size() < *tables_in_use) batch->tables.resize(*tables_in_use);

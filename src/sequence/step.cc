@@ -78,7 +78,7 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
 
   for (BatchSequence& sequence : batch_.sequences)
     if (sequence.selector == nullptr) sequence.selector = selector_;
-  const std::span<const float> out = model_->transformer->forward({&batch_, model_->store_of(*cache_), source_});
+  const std::span<const float> out = model_->transformer->forward({&batch_, model_->store_of(*cache_)});
   for (const StepRequest& request : requests) observing += request.sequence->seconds_observing();
   times_.forward += clock.lap() - observing;
   times_.cache += observing;

@@ -60,12 +60,8 @@ class Step {
 
   // Called in front of every pass, when there is room for its tokens. Optional. The time it takes counts nowhere.
   void set_watch(std::function<void(const Sequence&)> watch) { watch_ = std::move(watch); }
-  // For tests: where pages come from, and what sequences without a selector of their own read. May be null; outlive the
-  // passes.
-  void set_pages(PageSource* source, EntrySelector* selector) {
-    source_ = source;
-    selector_ = selector;
-  }
+  // For tests: what sequences without a selector of their own read. May be null; outlives the passes.
+  void set_selector(EntrySelector* selector) { selector_ = selector; }
 
   const StepTimes& times() const { return times_; }
   // Bytes of the newest batch beside page tables.
@@ -76,7 +72,6 @@ class Step {
   std::shared_ptr<KvCache> cache_;
   Batch batch_;
   std::function<void(const Sequence&)> watch_;
-  PageSource* source_ = nullptr;
   EntrySelector* selector_ = nullptr;
   StepTimes times_;
 };

@@ -492,8 +492,9 @@ double NaiveBackend::scale() const {
 NaiveBackend::Lane NaiveBackend::lane_of(const BatchSequence& sequence, int head) const {
   const LayerLanes& lanes = lanes_of(sequence);
   Lane lane;
-  lane.table = &pass_.batch->tables[sequence.first_table +
-                                    static_cast<std::size_t>(lanes.first_table + (lanes.tables > 1 ? head : 0))];
+  lane.table =
+      &pass_.batch
+           ->tables[sequence.first_table + static_cast<std::size_t>(lanes.first_table + (lanes.tables > 1 ? head : 0))];
   lane.number = lanes.first_lane + (lanes.tables > 1 ? 0 : head);
   KVASIR_CHECK(lane.number < lane.table->lanes && lane.table->rows == sequence.rows);
   return lane;
@@ -540,7 +541,9 @@ PageId NaiveBackend::page_of(const Lane& lane, std::uint32_t column) {
 
 NaivePage& NaiveBackend::staged(const Lane& lane, const SealedColumn& seal) {
   const auto [at, fresh] = staged_.try_emplace({lane.table, lane.number, seal.column});
-  if (fresh) at->second = seal.open != nullptr ? store_->page(seal.open[lane.number]) : NaivePageStore::zeros(lane.table->format);
+  if (fresh)
+    at->second =
+        seal.open != nullptr ? store_->page(seal.open[lane.number]) : NaivePageStore::zeros(lane.table->format);
   return at->second;
 }
 
@@ -582,7 +585,8 @@ std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& se
   const auto in_batch = static_cast<std::size_t>(sequence.first_row + row);
   std::vector<std::vector<float>> weights;
   Row& out = rows(Activation::kAttention)[in_batch];
-  const bool recalls = sequence.recall != nullptr && lanes_of(sequence).observed_as >= 0 && row + 1 == sequence.rows;
+  const bool recalls = sequence.offloaded != nullptr && sequence.offloaded->recalls() &&
+                       lanes_of(sequence).observed_as >= 0 && row + 1 == sequence.rows;
   for (int head = 0; head < layer_shape().heads; ++head) {
     const Lane& lane = lanes[static_cast<std::size_t>(head / layer_shape().group())];
     const std::vector<Place> tokens = places(lane, row);
@@ -610,7 +614,8 @@ std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& se
     // What is recalled takes part in the output, and not in the weights that are told.
     std::vector<std::pair<double, const Row*>> recalled;  // exp(score - highest), value
     double sum_of_all = sum;
-    const auto chosen = recalls ? sequence.recall->chosen(head / layer_shape().group()) : std::span<const RecalledPage>();
+    const auto chosen =
+        recalls ? sequence.offloaded->chosen(head / layer_shape().group()) : std::span<const RecalledPage>();
     for (const RecalledPage& page : chosen)
       for (int slot = 0; slot < lane.table->format.slots; ++slot) {
         if ((page.live >> slot & 1) == 0) continue;
@@ -639,8 +644,7 @@ std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& se
   return weights;
 }
 
-void NaiveBackend::tell(const BatchSequence& sequence, int row,
-                        const std::vector<std::vector<float>>& weights) const {
+void NaiveBackend::tell(const BatchSequence& sequence, int row, const std::vector<std::vector<float>>& weights) const {
   AttentionListener& listener = *sequence.listener;
   if (listener.wants_weights()) {
     const std::vector<std::span<const float>> of_heads(weights.begin(), weights.end());
@@ -679,8 +683,17 @@ void NaiveBackend::select(const BatchSequence& sequence, int head, int row, Lane
     }
   }
   lane->read.assign(entries, ~SlotMask{0});
-  const LaneRow shown{lanes_of(sequence).observed_as,           head,           row,         lane->table, lane->number, store_, layer_shape().group(),
-                      layer_shape().head_dim, queries.data(), group * dim, score_chunks};
+  const LaneRow shown{lanes_of(sequence).observed_as,
+                      head,
+                      row,
+                      lane->table,
+                      lane->number,
+                      store_,
+                      layer_shape().group(),
+                      layer_shape().head_dim,
+                      queries.data(),
+                      group * dim,
+                      score_chunks};
   sequence.selector->select(shown, lane->read);
 }
 
@@ -693,7 +706,8 @@ void NaiveBackend::recall(const BatchSequence& sequence, std::span<const Lane> l
     const Lane& lane = lanes[static_cast<std::size_t>(head)];
     std::vector<float> queries, highest;
     for (int g = 0; g < layer_shape().group(); ++g) {
-      const auto query = std::span(of_row).subspan(static_cast<std::size_t>(head * layer_shape().group() + g) * dim, dim);
+      const auto query =
+          std::span(of_row).subspan(static_cast<std::size_t>(head * layer_shape().group() + g) * dim, dim);
       double most = -std::numeric_limits<double>::infinity();
       for (const Place& token : places(lane, row)) {
         if (!token.visible) continue;
@@ -708,17 +722,16 @@ void NaiveBackend::recall(const BatchSequence& sequence, std::span<const Lane> l
       for (const double x : rotated(query, lane.table->query_position(lane.table->frames.size() - 1, row)))
         queries.push_back(static_cast<float>(x * scale()));
     }
-    const LaneRow shown{lanes_of(sequence).observed_as,           head,           row, lane.table, lane.number, store_, layer_shape().group(),
-                        layer_shape().head_dim, queries.data(), 0};
-    sequence.recall->choose(shown, highest);
+    const LaneRow shown{
+        lanes_of(sequence).observed_as, head,           row, lane.table, lane.number, store_, layer_shape().group(),
+        layer_shape().head_dim,         queries.data(), 0};
+    sequence.offloaded->choose(shown, highest);
   }
-  sequence.recall->fetch(lanes_of(sequence).observed_as);
+  sequence.offloaded->fetch_chosen(lanes_of(sequence).observed_as);
 }
 
 void NaiveBackend::attend(int layer) {
   layer_ = layer;
-  const std::unique_ptr<PageLease> lease = pass_.source != nullptr ? pass_.source->lease(layer, *pass_.batch) : nullptr;
-  if (lease != nullptr) lease->wait();
   rows(Activation::kAttention).assign(static_cast<std::size_t>(pass_.batch->rows()), {});
   for (const BatchSequence& sequence : pass_.batch->sequences) {
     std::vector<Lane> lanes;
@@ -728,7 +741,8 @@ void NaiveBackend::attend(int layer) {
     for (int row = 0; row < sequence.rows; ++row) {
       for (int head = 0; selects && head < layer_shape().kv_heads; ++head)
         select(sequence, head, row, &lanes[static_cast<std::size_t>(head)]);
-      if (sequence.recall != nullptr && number >= 0 && row + 1 == sequence.rows) recall(sequence, lanes);
+      if (sequence.offloaded != nullptr && sequence.offloaded->recalls() && number >= 0 && row + 1 == sequence.rows)
+        recall(sequence, lanes);
       const auto weights = attend_row(sequence, row, lanes);
       if (sequence.listener != nullptr && number >= 0) tell(sequence, row, weights);
     }

@@ -45,7 +45,7 @@ class NaivePageStore final : public PageStore {
   void seal(int lanes, std::span<const PageSeal> seals) override;
   void rotate(int lanes, std::span<const SlotRotation> rotations, std::int64_t shift) override;
   void read_keys(PageId page, float* keys) const override;
-  // No table of the naive backend has tokens apart.
+  // No table of the naive backend has offloaded entries.
   void read_rows(PageId, int, int, std::byte*) const override { std::abort(); }
   void write_rows(PageId, int, int, const std::byte*) override { std::abort(); }
   void put_row(PageId, int, const std::byte*) override { std::abort(); }

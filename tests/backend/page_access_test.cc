@@ -1,5 +1,5 @@
-// Pages that come late, and pages that are left unread: on both backends, bits do not depend on when pages come, nor on
-// a selector that reads all of them.
+// Entries that a selector leaves unread: on both backends, a selector that reads all changes no bits, and which passes
+// a text takes changes none either.
 #include "backend/page_access.h"
 
 #include "backend/naive_model.h"
@@ -16,41 +16,19 @@ std::shared_ptr<LoadedModel> load_on(const std::string& backend, const std::stri
 
 class PageAccessThreads : public ::testing::TestWithParam<std::string> {};
 
-// Every policy in one crowd: partials of resident pages are computed first, those of late ones when they have come. One
-// that read a late page too early would hold a NaN.
-TEST_P(PageAccessThreads, LatePagesChangeNoBits) {
-  const TemporaryFile file(make_random_model(crowd_spec()));
-  const auto model = load_on(GetParam(), file.path());
-  for (const std::size_t crowd : {std::size_t{1}, std::size_t{5}}) {
-    Crowd world(model, all_policies_in_use(), 23 + crowd);
-    LatePages late(world.store(), model->kv_shape.page.bytes(), model->config.governed_layers());
-    world.step().set_pages(&late, nullptr);
-    world.run(crowd, 100);
-    if (HasFatalFailure()) return;
-    EXPECT_GT(late.events.leases, 200);
-    EXPECT_GT(late.events.waits, 100);
-    EXPECT_GT(late.events.late, 300);
-    EXPECT_EQ(late.events.never_waited, 0);
-    if (GetParam() != "naive") {
-      EXPECT_GT(late.events.asked_early, 100);
-      EXPECT_GT(late.events.asked_late, 100);
-    }
-  }
-}
-
 TEST_P(PageAccessThreads, ASelectorThatReadsAllChangesNoBits) {
   const TemporaryFile file(make_random_model(crowd_spec()));
   const auto model = load_on(GetParam(), file.path());
   Crowd world(model, all_policies_in_use(), 29);
   SomeEntries all(SomeEntries::Choice::kAll);
-  world.step().set_pages(nullptr, &all);
+  world.step().set_selector(&all);
   world.run(5, 100);
   EXPECT_GT(all.read, 1000);
   EXPECT_EQ(all.unread, 0);
 }
 
-// Late pages and unread entries together. What is unread depends on the text alone, so that passes change nothing.
-TEST_P(PageAccessThreads, LatePagesAndUnreadEntries) {
+// What is unread depends on the text alone.
+TEST_P(PageAccessThreads, UnreadEntriesAreThoseOfAnyPasses) {
   const TemporaryFile file(make_random_model(crowd_spec()));
   const auto model = load_on(GetParam(), file.path());
   const Text text(130, 20, 31);
@@ -59,13 +37,11 @@ TEST_P(PageAccessThreads, LatePagesAndUnreadEntries) {
     SCOPED_TRACE(policy);
     SomeEntries some(SomeEntries::Choice::kSome);
     const auto plain = new_runner(model, policy);
-    plain->step().set_pages(nullptr, &some);
+    plain->step().set_selector(&some);
     const auto runner = new_runner(model, policy);
-    LatePages late(model->store_of(*runner->whole().cache()), model->kv_shape.page.bytes(), model->config.governed_layers());
-    runner->step().set_pages(&late, &some);
+    runner->step().set_selector(&some);
     runner->set_most_rows(13);
     EXPECT_TRUE(same_bits(run_text(*runner, text, 30), run_text(*plain, text, 30)));
-    EXPECT_GT(late.events.late, 50);
     EXPECT_GT(some.unread, 50);
   }
 }

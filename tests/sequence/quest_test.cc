@@ -89,7 +89,6 @@ class Checked final : public SequenceSelector {
     EXPECT_EQ(selector_->selects(layer), layer >= 2);
     return selector_->selects(layer);
   }
-  bool reads_pages() const override { return selector_->reads_pages(); }
   void select(const LaneRow& row, std::span<SlotMask> read) override {
     selector_->select(row, read);
     const std::int64_t tokens = next_ + row.row + 1;

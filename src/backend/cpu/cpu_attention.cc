@@ -11,18 +11,8 @@
 #include "base/check.h"
 
 namespace kvasir {
-namespace {
 
 constexpr std::size_t kMostFrames = 64;  // of a page table
-
-// masks: [rows][entries].
-bool any_row_sees(const SlotMask* masks, int rows, std::uint32_t entries, std::uint32_t entry) {
-  SlotMask any = 0;
-  for (int r = 0; r < rows; ++r) any |= masks[static_cast<std::uint32_t>(r) * entries + entry];
-  return any != 0;
-}
-
-}  // namespace
 
 void CpuAttention::begin(const Backend::Pass& pass) {
   pass_ = pass;
@@ -120,75 +110,6 @@ void CpuAttention::set_layer(int layer) {
   ensure_staged();
 }
 
-// Where the 16 bits of a column that is encoded in this pass are.
-std::byte* CpuAttention::open_page(const LayerTable& table, std::size_t seal, int head) const {
-  const std::vector<SealedColumn>& seals = table.table->batch->seals;
-  if (const PageId* open = seals[seal].open) return store_->data(open[table.first_lane + head - table.first_head]);
-  std::size_t number = 0;  // among those without pages
-  for (std::size_t s = 0; s < seal; ++s) number += seals[s].open == nullptr;
-  return staged_.data() + table.first_staged +
-         (number * static_cast<std::size_t>(table.heads) + static_cast<std::size_t>(head - table.first_head)) *
-             table.table->batch->format.open().bytes();
-}
-
-void CpuAttention::ensure_staged() {
-  std::size_t bytes = 0;
-  for (LayerTable& table : layer_tables_) {
-    const BatchTable& batch = *table.table->batch;
-    table.first_staged = bytes;
-    for (const SealedColumn& seal : batch.seals)
-      if (seal.open == nullptr) bytes += static_cast<std::size_t>(table.heads) * batch.format.open().bytes();
-  }
-  staged_.ensure(bytes);
-}
-
-void CpuAttention::store_head(const LayerTable& table, int head, const float* keys, const float* values) {
-  const int dim = layer_shape().head_dim;
-  const std::size_t floats = rotation_of(*table.table).floats();
-  const BatchTable& batch = *table.table->batch;
-  const PageFormat open = batch.format.open();
-  const auto lane = static_cast<std::size_t>(table.first_lane + head - table.first_head);
-  const float* rotation = key_rotation_.data() + table.table->first_key;
-  std::size_t at = product(table.sequence->first_row, layer_shape().kv_heads * dim) + product(head, dim);
-  alignas(64) float key[kMaxHeadDim];
-  alignas(64) float value[kMaxHeadDim];
-  std::byte* page = nullptr;
-  for (std::size_t row = 0; row < batch.slots.size(); ++row) {
-    const WriteSlot& place = batch.slots[row];
-    if (row == 0 || place.column != batch.slots[row - 1].column) {
-      const auto seal = std::ranges::find(batch.seals, place.column, &SealedColumn::column);
-      page = seal != batch.seals.end()
-                 ? open_page(table, static_cast<std::size_t>(seal - batch.seals.begin()), head)
-                 : store_->data(batch.pages[std::size_t{place.column} * static_cast<std::size_t>(batch.lanes) + lane]);
-    }
-    kernels_.rope(keys + at, 1, dim, static_cast<int>(floats), rotation, rotation + floats / 2, 1.0F, key);
-    if (open.rotated_keys) hadamard(key, 1, dim);
-    const float* own = values + at;
-    if (open.rotated_values) {
-      std::copy_n(own, dim, value);
-      hadamard(value, 1, dim);
-      own = value;
-    }
-    kernels_.store_kv(open, page, place.slot, key, own);
-    rotation += floats;
-    at += product(layer_shape().kv_heads, dim);
-  }
-  for (std::size_t s = 0; s < batch.seals.size(); ++s) {
-    const SealedColumn& seal = batch.seals[s];
-    encode_page(batch.format, open_page(table, s, head), seal.live,
-                store_->data(batch.pages[std::size_t{seal.column} * static_cast<std::size_t>(batch.lanes) + lane]));
-  }
-}
-
-void CpuAttention::store(int layer, const float* keys, const float* values) {
-  set_layer(layer);
-  // By head: tokens of one page share cache lines, heads do not.
-  threads_.parallel_for(layer_shape().kv_heads, [&](int head) {
-    for (const LayerTable& table : layer_tables_)
-      if (head >= table.first_head && head < table.first_head + table.heads) store_head(table, head, keys, values);
-  });
-}
-
 void CpuAttention::rotate_queries(const float* query) {
   const LayerShape& shape = layer_shape();
   const float scale = shape.scale != 0 ? shape.scale : 1.0F / std::sqrt(static_cast<float>(shape.head_dim));
@@ -210,8 +131,8 @@ void CpuAttention::rotate_queries(const float* query) {
     const float* rotation = query_rotation_.data() + table->table->first_query + own * floats;
     kernels_.rope(query + (static_cast<std::size_t>(table->sequence->first_row) + row) * stride +
                       product(table->first_head * group, layer_shape().head_dim),
-                  table->heads * group, layer_shape().head_dim, static_cast<int>(floats), rotation, rotation + floats / 2, scale,
-                  out + number * stride);
+                  table->heads * group, layer_shape().head_dim, static_cast<int>(floats), rotation,
+                  rotation + floats / 2, scale, out + number * stride);
     // Selectors are shown queries that are not transformed yet.
     if (table->table->batch->format.rotated_keys && !table->selects)
       hadamard(out + number * stride, table->heads * group, layer_shape().head_dim);
@@ -222,15 +143,12 @@ void CpuAttention::rotate_queries(const float* query) {
 void CpuAttention::select_slots() {
   std::size_t masks = 0;
   int lanes = 0;
-  bool reads_pages = false;
   for (const LayerTable& table : layer_tables_) {
     if (!table.selects) continue;
-    reads_pages = reads_pages || table.sequence->selector->reads_pages();
     masks = table.first_read + product(table.heads, table.sequence->rows) * table.table->entries;
     lanes += table.heads;
   }
   if (lanes == 0) return;
-  if (reads_pages && lease_ != nullptr) lease_->wait();
   std::fill_n(read_.ensure(masks), masks, ~SlotMask{0});
   const int group = layer_shape().group();
   const std::size_t stride = product(layer_shape().heads, layer_shape().head_dim);  // of rows
@@ -260,8 +178,8 @@ void CpuAttention::select_slots() {
     }
     if (!batch.format.rotated_keys) return;
     for (std::size_t q = 0; q < batch.query_positions.size(); ++q)
-      hadamard(rotated_.data() + (table->first_query + q) * stride + product(index * group, layer_shape().head_dim), group,
-               layer_shape().head_dim);
+      hadamard(rotated_.data() + (table->first_query + q) * stride + product(index * group, layer_shape().head_dim),
+               group, layer_shape().head_dim);
   });
 }
 
@@ -271,15 +189,12 @@ void CpuAttention::attend(int layer, const float* query, float* out) {
   set_layer(layer);
   for (const BatchSequence& sequence : pass_.batch->sequences)
     if (const int number = sequence.layers[static_cast<std::size_t>(layer)].observed_as;
-        sequence.fetch != nullptr && number >= 0)
-      sequence.fetch->fetch(number);
-  const std::unique_ptr<PageLease> lease = pass_.source != nullptr ? pass_.source->lease(layer, *pass_.batch) : nullptr;
-  lease_ = lease.get();
+        sequence.offloaded != nullptr && number >= 0)
+      sequence.offloaded->fetch(number);
   rotate_queries(query);
   select_slots();
   attend_unobserved();
   attend_observed();
-  lease_ = nullptr;
 }
 
 void CpuAttention::add_tasks(const LayerTable& table, int begin_row, int end_row, int queries) {
@@ -301,35 +216,21 @@ void CpuAttention::add_tasks(const LayerTable& table, int begin_row, int end_row
   }
 }
 
-// Points to the 16 bits of the columns of a partial that the rows of a task read in that form although the pass encodes
-// them.
-void CpuAttention::use_open_pages(const Task& task, const Partial& part, const PageFormat* open,
-                                  const std::byte** pages, const PageFormat** formats) const {
-  const BatchTable& batch = *task.table->table->batch;
-  for (std::size_t s = batch.seals.size(); s > 0 && batch.seals[s - 1].first_row > task.row; --s)
-    for (std::uint32_t e = part.begin; e < part.end; ++e) {
-      if (batch.frames[part.frame].entries[e].column != batch.seals[s - 1].column) continue;
-      pages[e - part.begin] = open_page(*task.table, s - 1, task.head);
-      formats[e - part.begin] = open;
-    }
+bool CpuAttention::splits_partials() const {
+  return static_cast<int>(tasks_.size()) < 4 * threads_.threads();
 }
 
-bool CpuAttention::computes_apart() const {
-  return lease_ != nullptr || static_cast<int>(tasks_.size()) < 4 * threads_.threads();
-}
-
-// A tile of rows passes over all partials of its lane in order. With too few tiles for the threads (decoding), and
-// where pages are still on their way, the partials of a tile are computed apart and merged in the same order: the same
-// sums either way.
+// A tile of rows passes over all partials of its lane in order. With too few tiles for the threads (decoding),
+// the partials of a tile are computed by several threads and merged in the same order: the same sums either way.
 void CpuAttention::run_tasks() {
-  const bool apart = computes_apart();
+  const bool splits = splits_partials();
   std::size_t queries = 0;  // in all states
   shares_.clear();
   for (std::size_t t = 0; t < tasks_.size(); ++t) {
     const std::size_t partials = tasks_[t].table->table->partials;
     tasks_[t].state = queries;
-    queries += product(tasks_[t].rows, layer_shape().group()) * (1 + (apart ? partials : 1));
-    for (std::size_t p = 0; apart && p < partials; ++p)
+    queries += product(tasks_[t].rows, layer_shape().group()) * (1 + (splits ? partials : 1));
+    for (std::size_t p = 0; splits && p < partials; ++p)
       shares_.emplace_back(static_cast<std::uint32_t>(t), static_cast<std::uint32_t>(p));
   }
   state_weighted_.ensure(queries * static_cast<std::size_t>(layer_shape().head_dim));
@@ -339,26 +240,16 @@ void CpuAttention::run_tasks() {
   const auto merge = [&](const Task& task, int index) {
     kernels_.merge(state(task, 0), state(task, index), task.rows * layer_shape().group(), layer_shape().head_dim);
   };
-  if (apart && (lease_ != nullptr || shares_.size() > tasks_.size())) {
-    const auto compute = [&](std::size_t begin, std::size_t end) {
-      threads_.parallel_for(static_cast<int>(end - begin), [&](int index) {
-        const std::size_t share = begin + static_cast<std::size_t>(index);
-        const auto [task, partial] = shares_[share];
-        // Threads take turns: this one's next share is about as far away as there are threads.
-        const std::size_t later = share + static_cast<std::size_t>(threads_.threads());
-        const std::byte* next = later < end ? first_page(tasks_[shares_[later].first], shares_[later].second) : nullptr;
-        run_partial(tasks_[task], partial, 1 + static_cast<int>(partial), next);
-      });
-    };
-    std::size_t resident = shares_.size();
-    if (lease_ != nullptr)
-      resident = static_cast<std::size_t>(
-          std::stable_partition(shares_.begin(), shares_.end(),
-                                [&](const auto& share) { return is_resident(tasks_[share.first], share.second); }) -
-          shares_.begin());
-    compute(0, resident);
-    if (lease_ != nullptr) lease_->wait();
-    compute(resident, shares_.size());
+  if (splits && shares_.size() > tasks_.size()) {
+    threads_.parallel_for(static_cast<int>(shares_.size()), [&](int index) {
+      const auto share = static_cast<std::size_t>(index);
+      const auto [task, partial] = shares_[share];
+      // Threads take turns: this one's next share is about as far away as there are threads.
+      const std::size_t later = share + static_cast<std::size_t>(threads_.threads());
+      const std::byte* next =
+          later < shares_.size() ? first_page(tasks_[shares_[later].first], shares_[later].second) : nullptr;
+      run_partial(tasks_[task], partial, 1 + static_cast<int>(partial), next);
+    });
     threads_.parallel_for(static_cast<int>(tasks_.size()), [&](int index) {
       const Task& task = tasks_[static_cast<std::size_t>(index)];
       clear_total(task);
@@ -386,22 +277,6 @@ void CpuAttention::end_task(const Task& task) {
   if (task.weights != nullptr) note_weights(task);
   if (recalls(task)) return choose_recalled(task);
   finish_task(task);
-}
-
-bool CpuAttention::is_resident(const Task& task, std::size_t partial) const {
-  const Table& table = *task.table->table;
-  const Partial& part = partials_[table.first_partial + partial];
-  const BatchTable& batch = *table.batch;
-  SlotMask masks[kNarrowTile * kPartialEntries];
-  KVASIR_CHECK(task.rows <= kNarrowTile);
-  if (task.table->selects && !fill_masks(task, part, masks)) return true;
-  for (std::uint32_t e = part.begin; e < part.end; ++e) {
-    if (part.frame == 0 && e < batch.apart) continue;
-    const PageEntry& entry = batch.frames[part.frame].entries[e];
-    if (task.table->selects && !any_row_sees(masks, task.rows, part.end - part.begin, e - part.begin)) continue;
-    if (!lease_->resident(page_of(task, entry))) return false;
-  }
-  return true;
 }
 
 AttentionState CpuAttention::state(const Task& task, int index) const {
@@ -478,7 +353,7 @@ void CpuAttention::retained_row(const BatchTable& table, int row, SlotMask* mask
 const std::byte* CpuAttention::first_page(const Task& task, std::size_t number) const {
   const Table& table = *task.table->table;
   const Partial& part = partials_[table.first_partial + number];
-  if (lease_ != nullptr || (part.frame == 0 && part.begin < table.batch->apart)) return nullptr;
+  if (part.frame == 0 && part.begin < table.batch->offloaded) return nullptr;
   return store_->data(page_of(task, table.batch->frames[part.frame].entries[part.begin]));
 }
 
@@ -500,12 +375,13 @@ void CpuAttention::run_partial(const Task& task, std::size_t number, int index, 
   const AttentionState into = state(task, index);
   clear(into, task.rows * layer_shape().group());
   if (!fill_masks(task, part, masks)) return;
-  const int apart = part.frame == 0 ? static_cast<int>(std::clamp(batch.apart, part.begin, part.end) - part.begin) : 0;
-  const bool gathers = apart > 0 && !batch.apart_rows.empty();
+  const int offloaded =
+      part.frame == 0 ? static_cast<int>(std::clamp(batch.offloaded, part.begin, part.end) - part.begin) : 0;
+  const bool gathers = offloaded > 0 && !batch.offloaded_rows.empty();
   for (int e = 0; e < entries; ++e) {
     const PageEntry& entry = batch.frames[part.frame].entries[part.begin + static_cast<std::uint32_t>(e)];
-    if (e < apart) {
-      const PageId page = batch.apart_pages[gathers ? 0 : part.begin + static_cast<std::uint32_t>(e)];
+    if (e < offloaded) {
+      const PageId page = batch.offloaded_pages[gathers ? 0 : part.begin + static_cast<std::uint32_t>(e)];
       pages[e] = gathers ? nullptr : store_->data(page);
       formats[e] = &store_->format(page);
       continue;
@@ -542,28 +418,29 @@ void CpuAttention::run_partial(const Task& task, std::size_t number, int index, 
     run.weight_maxima = task.weight_maxima + part.first;
     run.weight_maximum_stride = table.entries;
   }
-  if (gathers) return attend_gathered(batch, part, apart, run, into);
+  if (gathers) return attend_gathered(batch, part, offloaded, run, into);
   kernels_.attend(run, into);
 }
 
-// Attends to entries whose rows lie apart first, then to the others: a state is added to entry by entry, in order.
-void CpuAttention::attend_gathered(const BatchTable& batch, const Partial& part, int apart, const AttentionPartial& run,
-                                   const AttentionState& into) const {
+// Attends to entries whose rows are gathered first, then to the others: a state is added to entry by entry, in order.
+void CpuAttention::attend_gathered(const BatchTable& batch, const Partial& part, int gathered,
+                                   const AttentionPartial& run, const AttentionState& into) const {
   const std::byte* rows[kPartialEntries * 64];
-  ApartEntry entries[kPartialEntries];
+  GatheredEntry entries[kPartialEntries];
   const PageFormat& format = *run.formats[0];
   const auto slots = static_cast<std::uint32_t>(format.slots);
   int count = 0;
-  for (int e = 0; e < apart; ++e) {
+  for (int e = 0; e < gathered; ++e) {
     const std::uint32_t entry = part.begin + static_cast<std::uint32_t>(e);
     const SlotMask live = batch.frames[part.frame].entries[entry].live;
     entries[e] = {live, rows + count};
-    const std::uint32_t* row = batch.apart_rows.data() + batch.apart_first[entry];
+    const std::uint32_t* row = batch.offloaded_rows.data() + batch.offloaded_first[entry];
     for (int i = std::popcount(live); i > 0; --i, ++row)
-      rows[count++] = store_->data(batch.apart_pages[*row / slots]) + std::size_t{*row % slots} * format.row_bytes();
+      rows[count++] =
+          store_->data(batch.offloaded_pages[*row / slots]) + std::size_t{*row % slots} * format.row_bytes();
   }
-  kernels_.attend_apart(entries_of_partial(run, 0, apart), entries, into);
-  if (apart < run.entries) kernels_.attend(entries_of_partial(run, apart, run.entries - apart), into);
+  kernels_.attend_gathered(entries_of_partial(run, 0, gathered), entries, into);
+  if (gathered < run.entries) kernels_.attend(entries_of_partial(run, gathered, run.entries - gathered), into);
 }
 
 void CpuAttention::finish_task(const Task& task) {

@@ -66,7 +66,7 @@ class CpuAttention {
     const Table* table = nullptr;
     int observed_as = -1;  // LayerLanes::observed_as
     int number = 0;        // of the tables of this sequence in this layer
-    int first_head = 0;  // KV heads [first_head, first_head + heads)
+    int first_head = 0;    // KV heads [first_head, first_head + heads)
     int heads = 0;
     int first_lane = 0;            // of these heads in the table
     std::size_t first_query = 0;   // of its rotated queries, in units of one row's
@@ -118,9 +118,8 @@ class CpuAttention {
   void tell_masses(const Unit& unit, std::size_t observed);
   // Adds tasks of tiles of at most `queries` queries.
   void add_tasks(const LayerTable& table, int begin_row, int end_row, int queries);
-  // Returns whether the partials of the tasks collected so far are computed separately: if pages are still being
-  // fetched, or if there are fewer than four tasks a thread.
-  bool computes_apart() const;
+  // Returns whether several threads compute the partials of one task: there are fewer than four tasks a thread.
+  bool splits_partials() const;
   void run_tasks();
   // `next`: see AttentionPartial::next_page.
   void run_partial(const Task& task, std::size_t partial, int state, const std::byte* next);
@@ -128,7 +127,7 @@ class CpuAttention {
   const std::byte* first_page(const Task& task, std::size_t partial) const;
   // Returns the page that an entry of the task's table has for its lane.
   PageId page_of(const Task& task, const PageEntry& entry) const;
-  void attend_gathered(const BatchTable& batch, const Partial& part, int apart, const AttentionPartial& run,
+  void attend_gathered(const BatchTable& batch, const Partial& part, int gathered, const AttentionPartial& run,
                        const AttentionState& into) const;
   void ensure_staged();
   void store_head(const LayerTable& table, int head, const float* keys, const float* values);
@@ -137,11 +136,11 @@ class CpuAttention {
                       const PageFormat** formats) const;
   bool fill_masks(const Task& task, const Partial& part, SlotMask* masks) const;
   void retained_row(const BatchTable& table, int row, SlotMask* masks) const;
-  bool is_resident(const Task& task, std::size_t partial) const;
   // Whether the task's last row attends to pages beside its table's.
   bool recalls(const Task& task) const {
     const BatchSequence& sequence = *task.table->sequence;
-    return sequence.recall != nullptr && task.table->observed_as >= 0 && task.row + task.rows == sequence.rows;
+    return sequence.offloaded != nullptr && sequence.offloaded->recalls() && task.table->observed_as >= 0 &&
+           task.row + task.rows == sequence.rows;
   }
   void end_task(const Task& task);
   // The queries [group][head_dim] of the task's last row, rotated to the newest frame.
@@ -162,7 +161,6 @@ class CpuAttention {
   std::vector<RotationTable> rotations_;  // of shape_.rotations
   Backend::Pass pass_;
   const CpuPageStore* store_ = nullptr;
-  PageLease* lease_ = nullptr;  // of the layer at hand
   const float* query_ = nullptr;
   float* out_ = nullptr;
   int layer_ = 0;

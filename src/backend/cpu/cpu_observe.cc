@@ -37,7 +37,7 @@ void CpuAttention::attend_unobserved() {
                      [&](int begin, int end) { add_tasks(table, begin, end, queries); });
   };
   add_all(kWideTile);
-  if (computes_apart()) add_all(kNarrowTile);
+  if (splits_partials()) add_all(kNarrowTile);
   if (!tasks_.empty()) run_tasks();
 }
 
@@ -97,8 +97,8 @@ void CpuAttention::observe_units(std::span<const Unit> units) {
       const std::size_t begin = tasks_.size();
       add_tasks(layer_tables_[t], unit.begin, unit.end, kNarrowTile);
       for (std::size_t task = begin; task < tasks_.size(); ++task)
-        tasks_[task].observed =
-            (rows + static_cast<std::size_t>(tasks_[task].row - unit.begin)) * static_cast<std::size_t>(layer_shape().heads);
+        tasks_[task].observed = (rows + static_cast<std::size_t>(tasks_[task].row - unit.begin)) *
+                                static_cast<std::size_t>(layer_shape().heads);
     }
     rows += static_cast<std::size_t>(unit.rows());
   }

@@ -42,14 +42,14 @@ void CpuAttention::choose_recalled(const Task& task) {
     hadamard(plain, group, layer_shape().head_dim);
     lane.queries = plain;
   }
-  table.sequence->recall->choose(lane,
-                                 {total.maximum + product(task.rows - 1, group), static_cast<std::size_t>(group)});
+  table.sequence->offloaded->choose(lane,
+                                    {total.maximum + product(task.rows - 1, group), static_cast<std::size_t>(group)});
 }
 
 // Adds the pages that a sequence's last row recalls to its total.
 void CpuAttention::add_recalled(const Task& task) {
   const LayerTable& table = *task.table;
-  const std::span<const RecalledPage> recalled = table.sequence->recall->chosen(task.head);
+  const std::span<const RecalledPage> recalled = table.sequence->offloaded->chosen(task.head);
   if (recalled.empty()) return;
   KVASIR_CHECK(recalled.size() <= kMostRecalled);
   const int group = layer_shape().group();
@@ -86,12 +86,12 @@ void CpuAttention::add_recalled(const Task& task) {
 // Finishes the tasks whose last rows attend to other pages too. All of them are asked for before any is waited for.
 void CpuAttention::finish_recalling() {
   recalling_.clear();
-  RecallSource* source = nullptr;
+  const OffloadedPages* asked = nullptr;
   for (std::size_t t = 0; t < tasks_.size(); ++t) {
     if (!recalls(tasks_[t])) continue;
     recalling_.push_back(static_cast<std::uint32_t>(t));
-    if (std::exchange(source, tasks_[t].table->sequence->recall) != tasks_[t].table->sequence->recall)
-      tasks_[t].table->sequence->recall->fetch(tasks_[t].table->observed_as);
+    OffloadedPages* const pages = tasks_[t].table->sequence->offloaded;
+    if (std::exchange(asked, pages) != pages) pages->fetch_chosen(tasks_[t].table->observed_as);
   }
   if (recalling_.empty()) return;
   threads_.parallel_for(static_cast<int>(recalling_.size()), [&](int index) {

@@ -59,7 +59,8 @@ std::uint64_t CpuAttention::workspace_bytes(const BackendShape& shape, const Bac
 
   // Buffers that hold something of all tables, and those that each layer uses anew.
   std::uint64_t rotations = 0, table_lists = 0;
-  std::uint64_t rotated = 0, states = 0, layer_lists = 0, tasks = 0, shares = 0, staged = 0, selected = 0, recalling = 0;
+  std::uint64_t rotated = 0, states = 0, layer_lists = 0, tasks = 0, shares = 0, staged = 0, selected = 0,
+                recalling = 0;
   std::uint64_t weights = 0, masks = 0, masses = 0, spans = 0;
   const auto most = [](std::uint64_t* bytes, std::uint64_t other) { *bytes = std::max(*bytes, other); };
   for (const Backend::WorkspaceRequest::Tables& of : request.tables) {
@@ -81,8 +82,8 @@ std::uint64_t CpuAttention::workspace_bytes(const BackendShape& shape, const Bac
     const std::uint64_t partials =
         std::min(entries, of.gaps ? entries : entries / static_cast<std::uint64_t>(kPartialEntries) + 2 * frames);
     const std::uint64_t tile = std::max<std::uint64_t>(static_cast<std::uint64_t>(kNarrowTile), group);
-    const std::uint64_t apart = std::min(rows * heads, few * tile);  // queries
-    most(&states, std::max(rows * heads * 2, apart * (1 + partials)) * (dim + 2) * sizeof(float));
+    const std::uint64_t split = std::min(rows * heads, few * tile);  // queries
+    most(&states, std::max(rows * heads * 2, split * (1 + partials)) * (dim + 2) * sizeof(float));
     const auto tile_rows = static_cast<std::uint64_t>(std::max(1, kNarrowTile / layer.group()));
     const std::uint64_t tiles = kv_heads * ((rows + tile_rows - 1) / tile_rows + sequences);
     table_lists += sequences * all_tables * (partials * sizeof(Partial) + sizeof(Table));
@@ -117,13 +118,12 @@ std::uint64_t CpuAttention::workspace_bytes(const BackendShape& shape, const Bac
 std::uint64_t CpuAttention::allocated_bytes() const {
   std::uint64_t cached = 0;
   for (const RotationTable& rotation : rotations_) cached += RotationTable::bytes(rotation.rotary());
-  return cached + tables_.capacity() * sizeof(Table) +
-         partials_.capacity() * sizeof(Partial) + layer_tables_.capacity() * sizeof(LayerTable) +
-         tasks_.capacity() * sizeof(Task) + shares_.capacity() * sizeof(shares_.front()) +
-         recalling_.capacity() * sizeof(recalling_.front()) + observed_.capacity() * sizeof(observed_.front()) +
-         read_.bytes() + staged_.bytes() + key_rotation_.bytes() + query_rotation_.bytes() + rotated_.bytes() +
-         state_weighted_.bytes() + state_scalars_.bytes() + weights_.bytes() + weight_maxima_.bytes() +
-         retained_.bytes() + masses_.bytes();
+  return cached + tables_.capacity() * sizeof(Table) + partials_.capacity() * sizeof(Partial) +
+         layer_tables_.capacity() * sizeof(LayerTable) + tasks_.capacity() * sizeof(Task) +
+         shares_.capacity() * sizeof(shares_.front()) + recalling_.capacity() * sizeof(recalling_.front()) +
+         observed_.capacity() * sizeof(observed_.front()) + read_.bytes() + staged_.bytes() + key_rotation_.bytes() +
+         query_rotation_.bytes() + rotated_.bytes() + state_weighted_.bytes() + state_scalars_.bytes() +
+         weights_.bytes() + weight_maxima_.bytes() + retained_.bytes() + masses_.bytes();
 }
 
 int CpuAttention::most_unit_rows(const LayerShape& shape, int threads) {

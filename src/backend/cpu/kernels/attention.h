@@ -16,7 +16,7 @@ struct Attention {
 
   static void set(KernelTable& table) {
     table.attend = attend;
-    table.attend_apart = attend_apart;
+    table.attend_gathered = attend_gathered;
     table.merge = merge;
     table.observe_weights = observe_weights;
     table.score_chunks = score_chunks;
@@ -126,8 +126,9 @@ struct Attention {
     });
   }
 
-  static void attend_apart(const AttentionPartial& partial, const ApartEntry* apart, const AttentionState& state) {
-    generic::attend_placed(partial, apart, state, attend);
+  static void attend_gathered(const AttentionPartial& partial, const GatheredEntry* entries,
+                              const AttentionState& state) {
+    generic::attend_placed(partial, entries, state, attend);
   }
 
   static void merge(const AttentionState& into, const AttentionState& from, int queries, int head_dim) {

@@ -89,7 +89,7 @@ inline void decode_side(const EncodedSide& side, bool groups_of_rows, float* out
       out[row * side.count + i] =
           least + half_number(side.scale, scale) * static_cast<float>(words[code_index(side, row, i)]);
     }
-  for (int i = 0; i < side.apart; ++i) {
+  for (int i = 0; i < side.outliers; ++i) {
     const std::byte* outlier = side.places + static_cast<std::size_t>(i) * kOutlierBytes;
     std::uint16_t place;
     __builtin_memcpy(&place, outlier, sizeof place);

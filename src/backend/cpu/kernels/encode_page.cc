@@ -190,7 +190,7 @@ void encode_group(int levels, const float* x, const std::int32_t* taken, int siz
 }
 
 // Takes the elements farthest from the middle of their group out of `taken` and writes them, in order of place.
-void keep_apart(const Side& side, int apart, std::byte* out) {
+void keep_outliers(const Side& side, int outliers, std::byte* out) {
   static_assert(kMaxCodes <= 32768);
   // The farther, and the nearer the front, the greater; distances are not negative, so their bits are in their order.
   std::uint64_t candidate[kMaxCodes];
@@ -209,13 +209,13 @@ void keep_apart(const Side& side, int apart, std::byte* out) {
         candidates += side.taken[i] != 0 ? 1 : 0;
       }
     }
-  const int kept = std::min(apart, candidates);
+  const int kept = std::min(outliers, candidates);
   std::partial_sort(candidate, candidate + kept, candidate + candidates, std::greater<>());
   std::uint16_t place[kMaxCodes / 100 + 1];
   for (int i = 0; i < kept; ++i)
     place[i] = static_cast<std::uint16_t>(kMaxCodes - static_cast<int>(candidate[i] & 0xffffffffU));
   std::sort(place, place + kept);
-  for (int i = 0; i < apart; ++i, out += kOutlierBytes) {
+  for (int i = 0; i < outliers; ++i, out += kOutlierBytes) {
     const std::uint16_t at = i < kept ? place[i] : kNoPlace;
     std::memcpy(out, &at, sizeof at);
     put_half(out + 2, i < kept ? side.x[at] : 0.0F);
@@ -226,7 +226,7 @@ void keep_apart(const Side& side, int apart, std::byte* out) {
 void encode_groups(const EncodedSide& to, const Side& side, std::byte* out) {
   std::byte* scales = out + (to.scale - to.data);
   std::byte* leasts = out + (to.least - to.data);
-  if (to.type == KvType::kQ4O) keep_apart(side, to.apart, out + (to.places - to.data));
+  if (to.type == KvType::kQ4O) keep_outliers(side, to.outliers, out + (to.places - to.data));
   const int levels = (1 << code_bits(to.type)) - 1;
   for (int row = 0; row < side.rows; ++row)
     for (int group = 0; group < code_groups(side.count); ++group) {

@@ -160,7 +160,7 @@ struct EncodedAttention {
   static void open_outliers(const EncodedSide& side, OpenSide& open) {
     // Exact for places, which are below 2^15, and rows of at least 16 and at most 512 elements.
     const std::uint64_t reciprocal = (1U << 24) / static_cast<unsigned>(side.count) + 1;
-    for (int o = 0; o < side.apart; ++o) {
+    for (int o = 0; o < side.outliers; ++o) {
       const std::byte* at = side.places + static_cast<std::size_t>(o) * kOutlierBytes;
       std::uint16_t place;
       __builtin_memcpy(&place, at, sizeof place);
@@ -232,7 +232,7 @@ struct EncodedAttention {
     if (side.least != nullptr) side.least = page + (of_first.least - first_page);
     if (side.places != nullptr) side.places = page + (of_first.places - first_page);
     open.outliers = 0;
-    if (side.apart != 0) open_outliers(side, open);
+    if (side.outliers != 0) open_outliers(side, open);
     if (open.source == CodeSource::kWords) open_codes(side, open.codes);
   }
 

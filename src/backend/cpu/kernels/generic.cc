@@ -293,7 +293,7 @@ const KernelTable& generic_kernels() {
                                      rotate_keys,
                                      move_slots,
                                      generic::attend,
-                                     generic::attend_apart,
+                                     generic::attend_gathered,
                                      merge,
                                      finish,
                                      observe_weights,

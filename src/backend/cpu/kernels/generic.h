@@ -10,10 +10,10 @@ void quantized_matmul(const PackedMatrix& weights, const Activations& x, int pan
                       std::size_t out_stride);
 
 void attend(const AttentionPartial& partial, const AttentionState& state);
-void attend_apart(const AttentionPartial& partial, const ApartEntry* apart, const AttentionState& state);
+void attend_gathered(const AttentionPartial& partial, const GatheredEntry* entries, const AttentionState& state);
 
-// Attention to entries that lie apart by way of pages: each entry's rows are placed in one, which `attend` reads.
-void attend_placed(const AttentionPartial& partial, const ApartEntry* apart, const AttentionState& state,
+// Attention to gathered entries by way of pages: each entry's rows are placed in one, which `attend` reads.
+void attend_placed(const AttentionPartial& partial, const GatheredEntry* entries, const AttentionState& state,
                    void (*attend)(const AttentionPartial& partial, const AttentionState& state));
 
 }  // namespace kvasir::generic

@@ -51,7 +51,7 @@ struct OpenSide {
   // Calls add(row, i, element - least) for each outlier.
   template <class Add>
   void each_outlier(const Add& add) const {
-    for (int o = 0; o < side.apart; ++o) {
+    for (int o = 0; o < side.outliers; ++o) {
       const std::byte* at = side.places + static_cast<std::size_t>(o) * kOutlierBytes;
       std::uint16_t place;
       std::memcpy(&place, at, sizeof place);
@@ -215,15 +215,15 @@ void attend(const AttentionPartial& partial, const AttentionState& state) {
   }
 }
 
-void attend_placed(const AttentionPartial& partial, const ApartEntry* apart, const AttentionState& state,
+void attend_placed(const AttentionPartial& partial, const GatheredEntry* entries, const AttentionState& state,
                    void (*attend)(const AttentionPartial& partial, const AttentionState& state)) {
   thread_local AlignedBuffer<std::byte> room;
   for (int e = 0; e < partial.entries; ++e) {
     const PageFormat& format = *partial.formats[e];
     if (room.size() < format.bytes()) std::fill_n(room.ensure(format.bytes()), format.bytes(), std::byte{0});
     int at = 0;
-    for (SlotMask left = apart[e].slots; left != 0; left &= left - 1)
-      place_row(format, apart[e].rows[at++], std::countr_zero(left), room.data());
+    for (SlotMask left = entries[e].slots; left != 0; left &= left - 1)
+      place_row(format, entries[e].rows[at++], std::countr_zero(left), room.data());
     AttentionPartial one = entries_of_partial(partial, e, 1);
     const std::byte* page = room.data();
     one.pages = &page;
@@ -231,8 +231,8 @@ void attend_placed(const AttentionPartial& partial, const ApartEntry* apart, con
   }
 }
 
-void attend_apart(const AttentionPartial& partial, const ApartEntry* apart, const AttentionState& state) {
-  attend_placed(partial, apart, state, attend);
+void attend_gathered(const AttentionPartial& partial, const GatheredEntry* entries, const AttentionState& state) {
+  attend_placed(partial, entries, state, attend);
 }
 
 }  // namespace kvasir::generic

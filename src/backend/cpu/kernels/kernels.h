@@ -99,7 +99,7 @@ struct AttentionPartial {
 
 // An entry whose live tokens are not in a page: rows[i] has the key and behind it the value, head_dim elements each, of
 // the token at the i-th slot in `slots`.
-struct ApartEntry {
+struct GatheredEntry {
   SlotMask slots = 0;
   const std::byte* const* rows = nullptr;
 };
@@ -198,10 +198,10 @@ struct KernelTable {
   // Adds the entries of a partial to a state, entry by entry.
   void (*attend)(const AttentionPartial& partial, const AttentionState& state);
 
-  // As attend, of entries that lie apart, `apart` [entries]; the partial's pages are not read. The same bits as attend
-  // gives of pages with these rows at their slots. REQUIRES: formats not encoded; no mask with a slot that its entry
-  // lacks.
-  void (*attend_apart)(const AttentionPartial& partial, const ApartEntry* apart, const AttentionState& state);
+  // As attend, of gathered entries, `entries` [partial.entries]; the partial's pages are not read. The same bits as
+  // attend gives of pages with these rows at their slots. REQUIRES: formats not encoded; no mask with a slot that its
+  // entry lacks.
+  void (*attend_gathered)(const AttentionPartial& partial, const GatheredEntry* entries, const AttentionState& state);
 
   // into = into merged with from; both of `queries` queries of head_dim.
   void (*merge)(const AttentionState& into, const AttentionState& from, int queries, int head_dim);
@@ -219,7 +219,7 @@ struct KernelTable {
   // The sum of n floats in double: 16 interleaved sums, then those pairwise. The same bits in every table.
   double (*sum_weights)(const float* weights, int n);
 
-  // mass[i] += factor * weights[i], in double, multiplied and added apart. The same bits in every table.
+  // mass[i] += factor * weights[i], in double, multiplied, then added. The same bits in every table.
   void (*add_weights)(const float* weights, int n, double factor, double* mass);
 };
 

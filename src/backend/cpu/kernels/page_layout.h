@@ -67,16 +67,16 @@ struct EncodedSide {
   int rows = 0;
   int count = 0;                      // elements of a row
   int codes = 0;                      // with those of a missing row
-  int apart = 0;                      // outliers
+  int outliers = 0;                   // outliers
   const std::byte* data = nullptr;    // codes
   const std::byte* scale = nullptr;   // f16 [groups][rows], of q8 keys [groups][count]
   const std::byte* least = nullptr;   // f16 [groups][rows]; nullptr: zero
   const std::byte* places = nullptr;  // of outliers
 };
 
-[[gnu::always_inline]] inline EncodedSide encoded_side(KvType type, int rows, int count, int scales, int apart,
+[[gnu::always_inline]] inline EncodedSide encoded_side(KvType type, int rows, int count, int scales, int outliers,
                                                        const std::byte* data) {
-  EncodedSide side{type, rows, count, side_codes(rows, count), type == KvType::kQ4O ? apart : 0, data};
+  EncodedSide side{type, rows, count, side_codes(rows, count), type == KvType::kQ4O ? outliers : 0, data};
   side.scale = data + code_bytes(type, side.codes);
   if (type != KvType::kQ8) {
     side.least = side.scale + static_cast<std::size_t>(scales) * 2;

@@ -84,7 +84,7 @@ struct Scene {
   std::vector<std::unique_ptr<Fenced<std::byte>>> pages;
   std::vector<SlotMask> masks;  // [rows][entries]
   double rounding;              // of a product, what the table loses beyond a float's rounding
-  bool apart = false;           // attend() gives the kernel rows apart in place of pages
+  bool gathered = false;        // attend() gives the kernel rows in place of pages
 
   Scene(const KernelTable& table, PageFormat page_shape, int row_count, int group_size, int entry_count, float q_range,
         Random& random)
@@ -163,8 +163,8 @@ struct Scene {
       partial.weight_maxima = exponentials->maxima_of(0) + begin;
       partial.weight_maximum_stride = exponentials->maximum_stride;
     }
-    if (apart) {
-      attend_apart(table, partial, begin, state);
+    if (gathered) {
+      attend_gathered(table, partial, begin, state);
     } else {
       table.attend(partial, state.view());
     }
@@ -172,13 +172,13 @@ struct Scene {
   }
 
   // As table.attend, of rows that are taken out of the pages from `begin` on, all of what some row sees and some more.
-  void attend_apart(const KernelTable& table, AttentionPartial& partial, int begin, State& state) const {
+  void attend_gathered(const KernelTable& table, AttentionPartial& partial, int begin, State& state) const {
     const std::size_t key = kv_type_bytes(shape.key), value = kv_type_bytes(shape.value);
     const auto dims = static_cast<std::size_t>(shape.head_dim);
     const auto slots = static_cast<std::size_t>(shape.slots);
     std::vector<std::unique_ptr<Fenced<std::byte>>> rows;
     std::vector<std::vector<const std::byte*>> places(static_cast<std::size_t>(partial.entries));
-    std::vector<ApartEntry> entries_apart;
+    std::vector<GatheredEntry> entries_apart;
     for (int e = 0; e < partial.entries; ++e) {
       const std::byte* page = pages[static_cast<std::size_t>(begin + e)]->data();
       SlotMask held = SlotMask{1} << (e % shape.slots);
@@ -196,7 +196,7 @@ struct Scene {
       entries_apart.push_back({held, of_entry.data()});
     }
     partial.pages = nullptr;
-    table.attend_apart(partial, entries_apart.data(), state.view());
+    table.attend_gathered(partial, entries_apart.data(), state.view());
   }
 
   State attend_all(const KernelTable& table, int first, int count) const {

@@ -30,7 +30,7 @@ TEST_P(AttentionTest, IsTheSoftmaxOfEveryShape) {
   }
 }
 
-// Rows that lie apart give the bits of the pages that they were taken from, weights too.
+// Gathered rows give the bits of the pages that they were taken from, weights too.
 TEST_P(AttentionTest, RowsApartGiveTheBitsOfPages) {
   Random random(31);
   for (const KvType key : kKvTypes)
@@ -45,7 +45,7 @@ TEST_P(AttentionTest, RowsApartGiveTheBitsOfPages) {
           Exponentials from_pages(scene.rows * group, scene.entries, slots);
           Exponentials from_rows(scene.rows * group, scene.entries, slots);
           scene.attend(table(), 0, scene.rows, 0, scene.entries, of_pages, &from_pages);
-          scene.apart = true;
+          scene.gathered = true;
           scene.attend(table(), 0, scene.rows, 0, scene.entries, of_rows, &from_rows);
           ASSERT_TRUE(of_pages.holds(of_rows, 0));
           for (int query = 0; query < scene.rows * group; ++query)
@@ -63,7 +63,7 @@ TEST_P(AttentionTest, RowsApartGiveTheBitsOfPages) {
           State divided(scene.rows * group, head_dim);
           const int half = scene.entries / 2;
           scene.attend(table(), 0, scene.rows, 0, half, divided);
-          scene.apart = false;
+          scene.gathered = false;
           scene.attend(table(), 0, scene.rows, half, scene.entries, divided);
           ASSERT_TRUE(of_pages.holds(divided, 0));
         }

@@ -17,6 +17,6 @@ void bf16_matmul(const PackedMatrix& weights, const Activations& x, int panel_be
 
 // As avx512's, but over pages of 16 bits on the tile unit: see attention.cc.
 void attend(const AttentionPartial& partial, const AttentionState& state);
-void attend_apart(const AttentionPartial& partial, const ApartEntry* apart, const AttentionState& state);
+void attend_gathered(const AttentionPartial& partial, const GatheredEntry* entries, const AttentionState& state);
 
 }  // namespace kvasir::amx

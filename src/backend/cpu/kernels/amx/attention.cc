@@ -582,8 +582,8 @@ void attend(const AttentionPartial& partial, const AttentionState& state) {
   });
 }
 
-void attend_apart(const AttentionPartial& partial, const ApartEntry* apart, const AttentionState& state) {
-  generic::attend_placed(partial, apart, state, attend);
+void attend_gathered(const AttentionPartial& partial, const GatheredEntry* entries, const AttentionState& state) {
+  generic::attend_placed(partial, entries, state, attend);
 }
 
 }  // namespace kvasir::amx

@@ -40,7 +40,7 @@ const KernelTable* amx_kernels() {
     t.name = t.arithmetic = "amx";
     t.matmul = amx::matmul;
     t.attend = amx::attend;
-    t.attend_apart = amx::attend_apart;
+    t.attend_gathered = amx::attend_gathered;
     t.rounds_bf16_rows = true;
     t.attention_rounding = 0x1p-14F;
     return t;

@@ -26,10 +26,10 @@ using PagedAttention = Attention<Vectors, attend_encoded>;
   }
 }
 
-// Scores of a block with the tokens of an entry that lie apart, [kQueries][64]; other slots stay as they are. Each sums
+// Scores of a block with the tokens of a gathered entry, [kQueries][64]; other slots stay as they are. Each sums
 // over the dimensions in order, as page_scores does.
 template <KvType kType, int kQueries>
-[[gnu::always_inline]] inline void apart_scores(const ApartEntry& entry, int dim, const float* q, float* score) {
+[[gnu::always_inline]] inline void gathered_scores(const GatheredEntry& entry, int dim, const float* q, float* score) {
   const int tokens = __builtin_popcountll(entry.slots);
   SlotMask left = entry.slots;
   for (int begin = 0; begin < tokens; begin += 8) {
@@ -52,10 +52,10 @@ template <KvType kType, int kQueries>
   }
 }
 
-// A block of queries over entries that lie apart: their rows are read where they are.
+// A block of queries over gathered entries: their rows are read where they are.
 template <KvType kType, int kSlotVectors, int kQueries>
-void attend_apart_block(const AttentionPartial& partial, const ApartEntry* apart, const AttentionState& state,
-                        int first) {
+void attend_gathered_block(const AttentionPartial& partial, const GatheredEntry* entries, const AttentionState& state,
+                           int first) {
   const int dim = partial.head_dim;
   alignas(32) float q[kMaxHeadDim * kQueries];
   alignas(32) float weight[kQueries * 64];
@@ -66,35 +66,35 @@ void attend_apart_block(const AttentionPartial& partial, const ApartEntry* apart
   for (int e = 0; e < partial.entries; ++e) {
     SlotMask live[kQueries];
     if (!block.live(e, live)) continue;
-    apart_scores<kType, kQueries>(apart[e], dim, q, score);
+    gathered_scores<kType, kQueries>(entries[e], dim, q, score);
     Parts::weigh_stored<kSlotVectors>(partial, state, first, block, e, live, score, weight, keep);
     const std::byte* values[64];
-    const std::byte* const* row = apart[e].rows;
-    for (SlotMask left = apart[e].slots; left != 0; left &= left - 1)
+    const std::byte* const* row = entries[e].rows;
+    for (SlotMask left = entries[e].slots; left != 0; left &= left - 1)
       values[__builtin_ctzll(left)] = *row++ + static_cast<std::size_t>(dim) * kElementBytes<kType>;
     Parts::add_values_of<kType>([&](int s) { return values[s]; }, dim, live, weight, keep, block.weighted);
   }
 }
 
 template <KvType kType>
-void attend_apart_type(const AttentionPartial& partial, const ApartEntry* apart, const AttentionState& state) {
+void attend_gathered_type(const AttentionPartial& partial, const GatheredEntry* entries, const AttentionState& state) {
   Parts::with_slot_vectors(partial.slots, [&]<int kSlotVectors>() {
     Parts::query_blocks<kSlotVectors>(partial.rows * partial.group, [&]<int kQueries>(int first) {
-      attend_apart_block<kType, kSlotVectors, kQueries>(partial, apart, state, first);
+      attend_gathered_block<kType, kSlotVectors, kQueries>(partial, entries, state, first);
     });
   });
 }
 
-void attend_apart(const AttentionPartial& partial, const ApartEntry* apart, const AttentionState& state) {
-  if (partial.head_dim % 16 != 0) return generic::attend_placed(partial, apart, state, PagedAttention::attend);
+void attend_gathered(const AttentionPartial& partial, const GatheredEntry* entries, const AttentionState& state) {
+  if (partial.head_dim % 16 != 0) return generic::attend_placed(partial, entries, state, PagedAttention::attend);
   attend_runs(partial, [&](const AttentionPartial& part) {
     const PageFormat& format = **part.formats;
-    const ApartEntry* of_part = apart + (part.formats - partial.formats);
+    const GatheredEntry* of_part = entries + (part.formats - partial.formats);
     if (format.key != format.value) return generic::attend_placed(part, of_part, state, PagedAttention::attend);
     switch (format.key) {
-      case KvType::kF16: return attend_apart_type<KvType::kF16>(part, of_part, state);
-      case KvType::kBF16: return attend_apart_type<KvType::kBF16>(part, of_part, state);
-      default: return attend_apart_type<KvType::kF32>(part, of_part, state);
+      case KvType::kF16: return attend_gathered_type<KvType::kF16>(part, of_part, state);
+      case KvType::kBF16: return attend_gathered_type<KvType::kBF16>(part, of_part, state);
+      default: return attend_gathered_type<KvType::kF32>(part, of_part, state);
     }
   });
 }
@@ -103,7 +103,7 @@ void attend_apart(const AttentionPartial& partial, const ApartEntry* apart, cons
 
 void set_attention(KernelTable& table) {
   PagedAttention::set(table);
-  table.attend_apart = attend_apart;
+  table.attend_gathered = attend_gathered;
 }
 
 }  // namespace kvasir::avx2

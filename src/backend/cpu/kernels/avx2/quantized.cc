@@ -8,7 +8,7 @@
 namespace kvasir {
 namespace {
 
-// All of the steps' prefetches, for instructions whose steps are not apart.
+// All of the steps' prefetches, for instructions without separate steps.
 template <int kFirst, int kSteps, class Fetch>
 [[gnu::always_inline]] inline void fetch_before(const Fetch& fetch) {
   fetch.template before<kFirst>();
