@@ -1,109 +1,107 @@
-// The expressions of the grammar, from the loosest binding to the tightest.
+#include "jinja/parse_expression.h"
+
 #include <algorithm>
 #include <charconv>
 
-#include "jinja/parser.h"
-
 namespace kvasir::jinja {
 
-using Kind = Expression::Kind;
+namespace {
 
-ExpressionPtr Parser::make(Kind kind, Place place) const {
+ExpressionPtr make(Expression::Kind kind, Place place) {
   auto expression = std::make_unique<Expression>();
   expression->kind = kind;
   expression->place = place;
   return expression;
 }
 
-void Parser::deepen(Expression* parent, const Expression& child) const {
+}  // namespace
+
+void ExpressionParser::deepen(Expression* parent, const Expression& child) const {
   parent->depth = std::max(parent->depth, child.depth + 1);
-  if (parent->depth > kMaxDepth) fail_here("the expression is nested too deeply");
+  if (parent->depth > TokenStream::kMaxDepth) tokens_.fail_here("the expression is nested too deeply");
 }
 
-void Parser::adopt(Expression* parent, ExpressionPtr child) const {
+void ExpressionParser::adopt(Expression* parent, ExpressionPtr child) const {
   if (child != nullptr) deepen(parent, *child);
   parent->children.push_back(std::move(child));
 }
 
-bool Parser::ends_tuple() const {
-  return current().kind == Token::Kind::kOutputEnd || current().kind == Token::Kind::kBlockEnd || is_operator(")") ||
-         is_name("in") || is_name("recursive");
+void ExpressionParser::adopt(Expression* parent, Arguments arguments) const {
+  for (const ExpressionPtr& argument : arguments.positional) deepen(parent, *argument);
+  for (const auto& [name, argument] : arguments.named) deepen(parent, *argument);
+  parent->arguments = std::move(arguments);
 }
 
-ExpressionPtr Parser::parse_tuple(bool conditional, bool parenthesised) {
-  const Place place = current().place;
+bool ExpressionParser::ends_tuple() const {
+  return tokens_.is(Token::Kind::kOutputEnd) || tokens_.is(Token::Kind::kBlockEnd) || tokens_.is(")") ||
+         tokens_.is("in") || tokens_.is("recursive");
+}
+
+ExpressionPtr ExpressionParser::parse_tuple(bool conditional, bool parenthesised) {
+  const Place place = tokens_.current().place;
   std::vector<ExpressionPtr> items;
   bool tuple = false;
   while (!ends_tuple()) {
     items.push_back(parse_expression(conditional));
-    if (!skip_operator(",")) break;
+    if (!tokens_.skip(",")) break;
     tuple = true;
   }
   if (!tuple && !items.empty()) return std::move(items[0]);
-  if (!tuple && !parenthesised) fail_unexpected();
+  if (!tuple && !parenthesised) tokens_.fail_unexpected();
   ExpressionPtr expression = make(Kind::kTuple, place);
   for (ExpressionPtr& item : items) adopt(expression.get(), std::move(item));
   return expression;
 }
 
-ExpressionPtr Parser::parse_expression(bool conditional) {
-  const Nesting nesting(this);
+ExpressionPtr ExpressionParser::parse_expression(bool conditional) {
+  const TokenStream::Nesting nesting(tokens_);
   ExpressionPtr expression = parse_or();
-  while (conditional && is_name("if")) {
-    ExpressionPtr choice = make(Kind::kIf, next().place);
+  while (conditional && tokens_.is("if")) {
+    ExpressionPtr choice = make(Kind::kIf, tokens_.next().place);
     adopt(choice.get(), std::move(expression));
     adopt(choice.get(), parse_or());
-    adopt(choice.get(), skip_name("else") ? parse_expression() : nullptr);
+    adopt(choice.get(), tokens_.skip("else") ? parse_expression() : nullptr);
     expression = std::move(choice);
   }
   return expression;
 }
 
-ExpressionPtr Parser::parse_or() {
-  ExpressionPtr left = parse_and();
-  while (is_name("or")) {
-    ExpressionPtr both = make(Kind::kOr, next().place);
+ExpressionPtr ExpressionParser::parse_chain(Kind kind, std::initializer_list<std::string_view> words, Operand operand) {
+  ExpressionPtr left = (this->*operand)();
+  while (std::ranges::any_of(words, [&](std::string_view word) { return tokens_.is(word); })) {
+    const Token word = tokens_.next();
+    ExpressionPtr both = make(kind, word.place);
+    if (kind == Kind::kBinary) both->operators.push_back(word.text);
     adopt(both.get(), std::move(left));
-    adopt(both.get(), parse_and());
+    adopt(both.get(), (this->*operand)());
     left = std::move(both);
   }
   return left;
 }
 
-ExpressionPtr Parser::parse_and() {
-  ExpressionPtr left = parse_not();
-  while (is_name("and")) {
-    ExpressionPtr both = make(Kind::kAnd, next().place);
-    adopt(both.get(), std::move(left));
-    adopt(both.get(), parse_not());
-    left = std::move(both);
-  }
-  return left;
-}
-
-ExpressionPtr Parser::parse_not() {
-  if (!is_name("not")) return parse_comparison();
-  const Nesting nesting(this);
-  ExpressionPtr negated = make(Kind::kNot, next().place);
+ExpressionPtr ExpressionParser::parse_not() {
+  if (!tokens_.is("not")) return parse_comparison();
+  const TokenStream::Nesting nesting(tokens_);
+  ExpressionPtr negated = make(Kind::kNot, tokens_.next().place);
   adopt(negated.get(), parse_not());
   return negated;
 }
 
-ExpressionPtr Parser::parse_comparison() {
+ExpressionPtr ExpressionParser::parse_comparison() {
   ExpressionPtr first = parse_sum();
   ExpressionPtr chain;
   while (true) {
     std::string sign;
-    const Place place = current().place;
+    const Place place = tokens_.current().place;
     for (const std::string_view each : {"==", "!=", "<", "<=", ">", ">="})
-      if (is_operator(each)) sign = each;
+      if (tokens_.is(each)) sign = each;
     if (!sign.empty()) {
-      next();
-    } else if (skip_name("in")) {
+      tokens_.next();
+    } else if (tokens_.skip("in")) {
       sign = "in";
-    } else if (is_name("not") && look().kind == Token::Kind::kName && look().text == "in") {
-      next();
-      next();
+    } else if (tokens_.is("not") && tokens_.next_is("in")) {
+      tokens_.next();
+      tokens_.next();
       sign = "not in";
     } else {
       break;
@@ -118,67 +116,41 @@ ExpressionPtr Parser::parse_comparison() {
   return chain == nullptr ? std::move(first) : std::move(chain);
 }
 
-ExpressionPtr Parser::parse_sum() {
-  ExpressionPtr left = parse_concat();
-  while (is_operator("+") || is_operator("-")) {
-    ExpressionPtr both = make(Kind::kBinary, current().place);
-    both->operators.push_back(next().text);
-    adopt(both.get(), std::move(left));
-    adopt(both.get(), parse_concat());
-    left = std::move(both);
-  }
-  return left;
-}
-
-ExpressionPtr Parser::parse_concat() {
+ExpressionPtr ExpressionParser::parse_concat() {
   ExpressionPtr first = parse_product();
-  if (!is_operator("~")) return first;
-  ExpressionPtr chain = make(Kind::kConcat, current().place);
+  if (!tokens_.is("~")) return first;
+  ExpressionPtr chain = make(Kind::kConcat, tokens_.current().place);
   adopt(chain.get(), std::move(first));
-  while (skip_operator("~")) adopt(chain.get(), parse_product());
+  while (tokens_.skip("~")) adopt(chain.get(), parse_product());
   return chain;
 }
 
-ExpressionPtr Parser::parse_product() {
-  ExpressionPtr left = parse_power();
-  while (is_operator("*") || is_operator("/") || is_operator("//") || is_operator("%")) {
-    ExpressionPtr both = make(Kind::kBinary, current().place);
-    both->operators.push_back(next().text);
-    adopt(both.get(), std::move(left));
-    adopt(both.get(), parse_power());
-    left = std::move(both);
+ExpressionPtr ExpressionParser::parse_filtered() {
+  const TokenStream::Nesting nesting(tokens_);
+  ExpressionPtr expression = parse_unary();
+  while (true) {
+    if (tokens_.is("|"))
+      expression = parse_filters(std::move(expression), false);
+    else if (tokens_.is("is"))
+      expression = parse_test(std::move(expression));
+    else if (tokens_.is("("))
+      expression = parse_postfix(std::move(expression));
+    else
+      return expression;
   }
-  return left;
 }
 
-ExpressionPtr Parser::parse_power() {
-  ExpressionPtr left = parse_unary(true);
-  while (is_operator("**")) {
-    ExpressionPtr both = make(Kind::kBinary, current().place);
-    both->operators.push_back(next().text);
-    adopt(both.get(), std::move(left));
-    adopt(both.get(), parse_unary(true));
-    left = std::move(both);
-  }
-  return left;
+ExpressionPtr ExpressionParser::parse_unary() {
+  if (!tokens_.is("-") && !tokens_.is("+")) return parse_postfix(parse_primary());
+  const Token sign = tokens_.next();
+  const TokenStream::Nesting nesting(tokens_);
+  ExpressionPtr expression = make(sign.text == "-" ? Kind::kNegative : Kind::kPositive, sign.place);
+  adopt(expression.get(), parse_unary());
+  return expression;
 }
 
-ExpressionPtr Parser::parse_unary(bool filters) {
-  const Nesting nesting(this);
-  ExpressionPtr expression;
-  if (is_operator("-") || is_operator("+")) {
-    expression = make(is_operator("-") ? Kind::kNegative : Kind::kPositive, current().place);
-    next();
-    adopt(expression.get(), parse_unary(false));
-  } else {
-    expression = parse_primary();
-  }
-  expression = parse_postfix(std::move(expression));
-  return filters ? parse_filters_and_tests(std::move(expression)) : std::move(expression);
-}
-
-ExpressionPtr Parser::parse_name_or_constant() {
-  const Token token = next();
+ExpressionPtr ExpressionParser::parse_name_or_constant() {
+  const Token token = tokens_.next();
   ExpressionPtr expression = make(Kind::kConstant, token.place);
   const std::string& name = token.text;
   if (name == "true" || name == "True" || name == "false" || name == "False") {
@@ -188,18 +160,17 @@ ExpressionPtr Parser::parse_name_or_constant() {
   } else {
     expression->kind = Kind::kName;
     expression->name = name;
-    if (!macros_.empty()) {
-      Macro& macro = *macros_.back();
-      macro.takes_more |= name == "varargs";
-      macro.takes_named |= name == "kwargs";
-      macro.takes_caller |= name == "caller";
+    if (macro_ != nullptr) {
+      macro_->takes_more |= name == "varargs";
+      macro_->takes_named |= name == "kwargs";
+      macro_->takes_caller |= name == "caller";
     }
   }
   return expression;
 }
 
-ExpressionPtr Parser::parse_number() {
-  const Token token = next();
+ExpressionPtr ExpressionParser::parse_number() {
+  const Token token = tokens_.next();
   ExpressionPtr expression = make(Kind::kConstant, token.place);
   const char* end = token.text.data() + token.text.size();
   if (token.kind == Token::Kind::kFloat) {
@@ -217,65 +188,55 @@ ExpressionPtr Parser::parse_number() {
   return expression;
 }
 
-ExpressionPtr Parser::parse_primary() {
-  const Nesting nesting(this);
-  switch (current().kind) {
+ExpressionPtr ExpressionParser::parse_primary() {
+  const TokenStream::Nesting nesting(tokens_);
+  switch (tokens_.current().kind) {
     case Token::Kind::kName: return parse_name_or_constant();
     case Token::Kind::kInteger:
     case Token::Kind::kFloat: return parse_number();
     case Token::Kind::kString: {
-      ExpressionPtr expression = make(Kind::kConstant, current().place);
+      ExpressionPtr expression = make(Kind::kConstant, tokens_.current().place);
       std::string text;
-      while (current().kind == Token::Kind::kString) text += next().text;
+      while (tokens_.is(Token::Kind::kString)) text += tokens_.next().text;
       expression->value = Value::string(text, Origin::kTemplate);
       return expression;
     }
     default: break;
   }
-  if (skip_operator("(")) {
+  if (tokens_.skip("(")) {
     ExpressionPtr expression = parse_tuple(true, true);
-    expect_operator(")");
+    tokens_.expect(")");
     return expression;
   }
-  if (is_operator("[")) return parse_list();
-  if (is_operator("{")) return parse_dict();
-  fail_unexpected();
+  if (tokens_.is("[")) return parse_list();
+  if (tokens_.is("{")) return parse_dict();
+  tokens_.fail_unexpected();
 }
 
-ExpressionPtr Parser::parse_list() {
-  ExpressionPtr list = make(Kind::kList, next().place);
-  while (!is_operator("]")) {
-    if (!list->children.empty()) expect_operator(",");
-    if (is_operator("]")) break;
-    adopt(list.get(), parse_expression());
-  }
-  next();
+ExpressionPtr ExpressionParser::parse_list() {
+  ExpressionPtr list = make(Kind::kList, tokens_.next().place);
+  tokens_.read_list("]", [&] { adopt(list.get(), parse_expression()); });
   return list;
 }
 
-ExpressionPtr Parser::parse_dict() {
-  ExpressionPtr dict = make(Kind::kDict, next().place);
-  while (!is_operator("}")) {
-    if (!dict->children.empty()) expect_operator(",");
-    if (is_operator("}")) break;
+ExpressionPtr ExpressionParser::parse_dict() {
+  ExpressionPtr dict = make(Kind::kDict, tokens_.next().place);
+  tokens_.read_list("}", [&] {
     adopt(dict.get(), parse_expression());
-    expect_operator(":");
+    tokens_.expect(":");
     adopt(dict.get(), parse_expression());
-  }
-  next();
+  });
   return dict;
 }
 
-ExpressionPtr Parser::parse_postfix(ExpressionPtr expression) {
+ExpressionPtr ExpressionParser::parse_postfix(ExpressionPtr expression) {
   while (true) {
-    if (is_operator(".") || is_operator("[")) {
+    if (tokens_.is(".") || tokens_.is("[")) {
       expression = parse_subscript(std::move(expression));
-    } else if (is_operator("(")) {
-      ExpressionPtr call = make(Kind::kCall, current().place);
+    } else if (tokens_.is("(")) {
+      ExpressionPtr call = make(Kind::kCall, tokens_.current().place);
       adopt(call.get(), std::move(expression));
-      call->arguments = parse_arguments();
-      for (const ExpressionPtr& argument : call->arguments.positional) deepen(call.get(), *argument);
-      for (const auto& [name, argument] : call->arguments.named) deepen(call.get(), *argument);
+      adopt(call.get(), parse_arguments());
       expression = std::move(call);
     } else {
       return expression;
@@ -283,72 +244,57 @@ ExpressionPtr Parser::parse_postfix(ExpressionPtr expression) {
   }
 }
 
-ExpressionPtr Parser::parse_filters_and_tests(ExpressionPtr expression) {
-  while (true) {
-    if (is_operator("|"))
-      expression = parse_filters(std::move(expression), false);
-    else if (is_name("is"))
-      expression = parse_test(std::move(expression));
-    else if (is_operator("("))
-      expression = parse_postfix(std::move(expression));
-    else
-      return expression;
-  }
-}
-
-std::string Parser::parse_dotted_name() {
-  std::string name = expect_identifier();
-  while (skip_operator(".")) name += "." + expect_identifier();
+std::string ExpressionParser::parse_dotted_name() {
+  std::string name = tokens_.expect_identifier();
+  while (tokens_.skip(".")) name += "." + tokens_.expect_identifier();
   return name;
 }
 
-ExpressionPtr Parser::parse_filters(ExpressionPtr expression, bool first) {
-  while (first || skip_operator("|")) {
+ExpressionPtr ExpressionParser::parse_filters(ExpressionPtr expression, bool first) {
+  while (first || tokens_.skip("|")) {
     first = false;
-    ExpressionPtr filter = make(Kind::kFilter, current().place);
+    ExpressionPtr filter = make(Kind::kFilter, tokens_.current().place);
     filter->name = parse_dotted_name();
     adopt(filter.get(), std::move(expression));
-    if (is_operator("(")) filter->arguments = parse_arguments();
-    for (const ExpressionPtr& argument : filter->arguments.positional) deepen(filter.get(), *argument);
-    for (const auto& [name, argument] : filter->arguments.named) deepen(filter.get(), *argument);
+    if (tokens_.is("(")) adopt(filter.get(), parse_arguments());
     expression = std::move(filter);
   }
   return expression;
 }
 
-ExpressionPtr Parser::parse_test(ExpressionPtr expression) {
-  const Place place = next().place;
-  const bool negated = skip_name("not");
-  ExpressionPtr test = make(Kind::kTest, current().place);
+ExpressionPtr ExpressionParser::parse_test(ExpressionPtr expression) {
+  const Place place = tokens_.next().place;
+  const bool negated = tokens_.skip("not");
+  ExpressionPtr test = make(Kind::kTest, tokens_.current().place);
   test->name = parse_dotted_name();
   adopt(test.get(), std::move(expression));
-  const Token::Kind kind = current().kind;
-  if (is_operator("(")) {
-    test->arguments = parse_arguments();
-  } else if ((kind == Token::Kind::kName && !is_name("else") && !is_name("or") && !is_name("and")) ||
+  const Token::Kind kind = tokens_.current().kind;
+  Arguments arguments;
+  if (tokens_.is("(")) {
+    arguments = parse_arguments();
+  } else if ((kind == Token::Kind::kName && !tokens_.is("else") && !tokens_.is("or") && !tokens_.is("and")) ||
              kind == Token::Kind::kString || kind == Token::Kind::kInteger || kind == Token::Kind::kFloat ||
-             is_operator("[") || is_operator("{")) {
-    if (is_name("is")) fail_here("tests cannot be chained");
-    test->arguments.positional.push_back(parse_postfix(parse_primary()));
+             tokens_.is("[") || tokens_.is("{")) {
+    if (tokens_.is("is")) tokens_.fail_here("tests cannot be chained");
+    arguments.positional.push_back(parse_postfix(parse_primary()));
   }
-  for (const ExpressionPtr& argument : test->arguments.positional) deepen(test.get(), *argument);
-  for (const auto& [name, argument] : test->arguments.named) deepen(test.get(), *argument);
+  adopt(test.get(), std::move(arguments));
   if (!negated) return test;
   ExpressionPtr opposite = make(Kind::kNot, place);
   adopt(opposite.get(), std::move(test));
   return opposite;
 }
 
-ExpressionPtr Parser::parse_subscript(ExpressionPtr expression) {
-  const Place place = next().place;
-  if (tokens_[at_ - 1].text == ".") {
-    if (current().kind == Token::Kind::kName) {
+ExpressionPtr ExpressionParser::parse_subscript(ExpressionPtr expression) {
+  const auto [kind, sign, place] = tokens_.next();
+  if (sign == ".") {
+    if (tokens_.is(Token::Kind::kName)) {
       ExpressionPtr attribute = make(Kind::kAttribute, place);
-      attribute->name = next().text;
+      attribute->name = tokens_.next().text;
       adopt(attribute.get(), std::move(expression));
       return attribute;
     }
-    if (current().kind != Token::Kind::kInteger) fail_here("expected a name or a number");
+    if (!tokens_.is(Token::Kind::kInteger)) tokens_.fail_here("expected a name or a number");
     ExpressionPtr index = make(Kind::kIndex, place);
     adopt(index.get(), std::move(expression));
     adopt(index.get(), parse_number());
@@ -356,18 +302,18 @@ ExpressionPtr Parser::parse_subscript(ExpressionPtr expression) {
   }
   ExpressionPtr parts[3];
   int colons = 0;
-  while (!is_operator("]")) {
-    if (is_operator(":")) {
-      if (++colons > 2) fail_unexpected();
-      next();
+  while (!tokens_.is("]")) {
+    if (tokens_.is(":")) {
+      if (++colons > 2) tokens_.fail_unexpected();
+      tokens_.next();
       continue;
     }
-    if (parts[colons] != nullptr) fail_unexpected();
+    if (parts[colons] != nullptr) tokens_.fail_unexpected();
     parts[colons] = parse_expression();
-    if (is_operator(",")) fail_here("subscripts of several parts are not supported");
+    if (tokens_.is(",")) tokens_.fail_here("subscripts of several parts are not supported");
   }
-  if (colons == 0 && parts[0] == nullptr) fail_unexpected();
-  next();
+  if (colons == 0 && parts[0] == nullptr) tokens_.fail_unexpected();
+  tokens_.next();
   ExpressionPtr index = make(colons > 0 ? Kind::kSlice : Kind::kIndex, place);
   adopt(index.get(), std::move(expression));
   adopt(index.get(), std::move(parts[0]));
@@ -378,27 +324,22 @@ ExpressionPtr Parser::parse_subscript(ExpressionPtr expression) {
   return index;
 }
 
-Arguments Parser::parse_arguments() {
+Arguments ExpressionParser::parse_arguments() {
   Arguments arguments;
-  expect_operator("(");
-  bool first = true;
-  while (!is_operator(")")) {
-    if (!first) expect_operator(",");
-    first = false;
-    if (is_operator(")")) break;
-    if (is_operator("*") || is_operator("**")) fail_here("unpacked arguments are not supported");
-    if (current().kind == Token::Kind::kName && look().kind == Token::Kind::kOperator && look().text == "=") {
-      std::string name = next().text;
-      next();
+  tokens_.expect("(");
+  tokens_.read_list(")", [&] {
+    if (tokens_.is("*") || tokens_.is("**")) tokens_.fail_here("unpacked arguments are not supported");
+    if (tokens_.is(Token::Kind::kName) && tokens_.next_is("=")) {
+      std::string name = tokens_.next().text;
+      tokens_.next();
       for (const auto& [other, argument] : arguments.named)
-        if (other == name) fail_here("the argument '" + name + "' is given twice");
+        if (other == name) tokens_.fail_here("the argument '" + name + "' is given twice");
       arguments.named.emplace_back(std::move(name), parse_expression());
     } else {
-      if (!arguments.named.empty()) fail_here("a positional argument follows a named one");
+      if (!arguments.named.empty()) tokens_.fail_here("a positional argument follows a named one");
       arguments.positional.push_back(parse_expression());
     }
-  }
-  next();
+  });
   return arguments;
 }
 
