@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "jinja/parse_expression.h"
-#include "jinja/syntax.h"
-#include "jinja/token_stream.h"
+#include "jinja/parse/parse_expression.h"
+#include "jinja/parse/syntax.h"
+#include "jinja/parse/token_stream.h"
 
 namespace kvasir::jinja {
 

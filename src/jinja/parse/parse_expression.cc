@@ -1,4 +1,4 @@
-#include "jinja/parse_expression.h"
+#include "jinja/parse/parse_expression.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,4 +1,4 @@
-#include "jinja/parser.h"
+#include "jinja/parse/parser.h"
 
 #include <fmt/core.h>
 

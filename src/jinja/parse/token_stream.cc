@@ -1,4 +1,4 @@
-#include "jinja/token_stream.h"
+#include "jinja/parse/token_stream.h"
 
 #include <fmt/core.h>
 

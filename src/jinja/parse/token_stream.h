@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "jinja/lexer.h"
+#include "jinja/parse/lexer.h"
 
 namespace kvasir::jinja {
 

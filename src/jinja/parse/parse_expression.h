@@ -7,8 +7,8 @@
 #include <string_view>
 #include <utility>
 
-#include "jinja/syntax.h"
-#include "jinja/token_stream.h"
+#include "jinja/parse/syntax.h"
+#include "jinja/parse/token_stream.h"
 
 namespace kvasir::jinja {
 
