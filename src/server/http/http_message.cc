@@ -18,6 +18,14 @@ namespace {
 
 constexpr std::string_view kWrongVersion = "the HTTP version must be 1.0 or 1.1";
 
+// Returns the path and the query of a target that names the server too, as clients of proxies send it.
+std::string without_origin(std::string_view target) {
+  if (!target.starts_with("http://") && !target.starts_with("https://")) return std::string(target);
+  const std::size_t rest = target.find_first_of("/?", target.find("//") + 2);
+  if (rest == std::string_view::npos) return "/";
+  return (target[rest] == '?' ? "/" : "") + std::string(target.substr(rest));
+}
+
 // Returns whether the header gives the end of the body exactly once. If a proxy in front of this server could read it
 // differently, a client could hide one request inside another (request smuggling).
 bool is_framed(const HttpMessage& message) {
@@ -51,13 +59,6 @@ std::string header_problem(const boost::system::error_code& error, const HttpMes
 }
 
 }  // namespace
-
-std::string without_origin(std::string_view target) {
-  if (!target.starts_with("http://") && !target.starts_with("https://")) return std::string(target);
-  const std::size_t rest = target.find_first_of("/?", target.find("//") + 2);
-  if (rest == std::string_view::npos) return "/";
-  return (target[rest] == '?' ? "/" : "") + std::string(target.substr(rest));
-}
 
 HttpRefusal body_too_large(const HttpLimits& limits) {
   return {413, fmt::format("the body has more than {} bytes; send less", limits.body_bytes)};

@@ -21,9 +21,6 @@ inline std::string_view view(boost::beast::string_view text) {
   return {text.data(), text.size()};
 }
 
-// Returns the path and the query of a target that names the server too, as clients of proxies send it.
-std::string without_origin(std::string_view target);
-
 // How a request is refused that no handler sees.
 struct HttpRefusal {
   int status = 0;
