@@ -47,26 +47,16 @@ class SessionImpl final : public Session, public SessionBase {
         sampler_(std::move(loaded.extras.sampler)),
         image_(std::move(image)) {}
 
-  Status read(std::string_view text, const Progress& progress) override {
-    return when_loaded([&] { return read_text(text, progress); });
-  }
-  Status say(std::string_view role, std::string_view content, const Progress& progress) override {
-    return when_loaded([&] { return say_message(role, content, progress); });
-  }
+  Status read(std::string_view text, const Progress& progress) override;
+  Status say(std::string_view role, std::string_view content, const Progress& progress) override;
   Result<GenerateResult> generate(const GenerateOptions& options,
-                                  const std::function<bool(std::string_view)>& on_text) override {
-    return when_loaded([&] { return generate_text(options, on_text); });
-  }
+                                  const std::function<bool(std::string_view)>& on_text) override;
 
   Result<std::vector<GenerateResult>> sample(
       const GenerateOptions& options, int count,
-      const std::function<bool(std::size_t, std::string_view)>& on_text) override {
-    return when_loaded([&] { return sample_texts(options, count, on_text); });
-  }
+      const std::function<bool(std::size_t, std::string_view)>& on_text) override;
   Result<std::vector<BeamResult>> beam_search(const BeamOptions& options,
-                                              const std::function<bool(std::int64_t)>& progress) override {
-    return when_loaded([&] { return search_beams(options, progress); });
-  }
+                                              const std::function<bool(std::int64_t)>& progress) override;
   Status save(const std::string& path) const override {
     return guarded([&] {
       if (image_ != nullptr) return write_file(path, image_->file.bytes());
@@ -129,15 +119,7 @@ class SessionImpl final : public Session, public SessionBase {
     });
   }
 
-  Status read_text(std::string_view text, const Progress& progress);
-  Status say_message(std::string_view role, std::string_view content, const Progress& progress);
   Status read_tokens(std::vector<TokenId> tokens, const Progress& progress);
-  Result<GenerateResult> generate_text(const GenerateOptions& options,
-                                       const std::function<bool(std::string_view)>& on_text);
-  Result<std::vector<GenerateResult>> sample_texts(const GenerateOptions& options, int count,
-                                                   const std::function<bool(std::size_t, std::string_view)>& on_text);
-  Result<std::vector<BeamResult>> search_beams(const BeamOptions& options,
-                                               const std::function<bool(std::int64_t)>& progress);
   Generation new_generation(const GenerateOptions& options) const;
 
   Status check_continuable() const {
@@ -194,15 +176,17 @@ Status SessionImpl::read_tokens(std::vector<TokenId> tokens, const Progress& pro
   return status.ok() ? task.status() : status;
 }
 
-Status SessionImpl::read_text(std::string_view text, const Progress& progress) {
-  const std::int64_t before = seen();
-  const bool start = before == 0;
-  KVASIR_ASSIGN_OR_RETURN(
-      std::vector<TokenId> tokens,
-      model_->tokenizer->encode(text, {.add_special = start, .parse_special = false, .continues = !start}));
-  const Status status = read_tokens(std::move(tokens), progress);
-  if (seen() > before) transcript_.add_text();
-  return status;
+Status SessionImpl::read(std::string_view text, const Progress& progress) {
+  return when_loaded([&]() -> Status {
+    const std::int64_t before = seen();
+    const bool start = before == 0;
+    KVASIR_ASSIGN_OR_RETURN(
+        std::vector<TokenId> tokens,
+        model_->tokenizer->encode(text, {.add_special = start, .parse_special = false, .continues = !start}));
+    const Status status = read_tokens(std::move(tokens), progress);
+    if (seen() > before) transcript_.add_text();
+    return status;
+  });
 }
 
 Result<RequestText> SessionImpl::begin(const RequestOptions& options) {
@@ -247,52 +231,57 @@ void SessionImpl::end(TextState text, const Generation& generation, bool mid_cha
                          text_.newest);
 }
 
-Status SessionImpl::say_message(std::string_view role, std::string_view content, const Progress& progress) {
-  KVASIR_RETURN_IF_ERROR(text_.sequence->status());
-  const std::int64_t before = seen();
-  KVASIR_ASSIGN_OR_RETURN(ChatTranscript::Rendered message, transcript_.render(role, content, {before, text_.newest}));
-  Status status;
-  if (!message.waits) status = read_tokens(message.tokens, progress);
-  transcript_.add(std::move(message), seen() - before);
-  return status;
+Status SessionImpl::say(std::string_view role, std::string_view content, const Progress& progress) {
+  return when_loaded([&]() -> Status {
+    KVASIR_RETURN_IF_ERROR(text_.sequence->status());
+    const std::int64_t before = seen();
+    KVASIR_ASSIGN_OR_RETURN(ChatTranscript::Rendered message,
+                            transcript_.render(role, content, {before, text_.newest}));
+    Status status;
+    if (!message.waits) status = read_tokens(message.tokens, progress);
+    transcript_.add(std::move(message), seen() - before);
+    return status;
+  });
 }
 
-Result<GenerateResult> SessionImpl::generate_text(const GenerateOptions& options,
-                                                  const std::function<bool(std::string_view)>& on_text) {
-  KVASIR_RETURN_IF_ERROR(validate(options));
-  KVASIR_RETURN_IF_ERROR(check_continuable());
+Result<GenerateResult> SessionImpl::generate(const GenerateOptions& options,
+                                             const std::function<bool(std::string_view)>& on_text) {
+  return when_loaded([&]() -> Result<GenerateResult> {
+    KVASIR_RETURN_IF_ERROR(validate(options));
+    KVASIR_RETURN_IF_ERROR(check_continuable());
 
-  const std::int64_t prompt_tokens = std::exchange(unreported_, 0);
-  const double prompt_seconds = std::exchange(prompt_seconds_, 0);
-  Generation generation = new_generation(options);
-  const std::uint64_t seed = generation.state().sampler.options.seed;
-  const auto wanted = [&](const std::string& text) { return text.empty() || !on_text || on_text(text); };
+    const std::int64_t prompt_tokens = std::exchange(unreported_, 0);
+    const double prompt_seconds = std::exchange(prompt_seconds_, 0);
+    Generation generation = new_generation(options);
+    const std::uint64_t seed = generation.state().sampler.options.seed;
+    const auto wanted = [&](const std::string& text) { return text.empty() || !on_text || on_text(text); };
 
-  const double start = now_seconds();
-  transcript_.begin_answer();
-  Task task(&text_, {}, std::move(generation));
-  while (task.prepare()) {
-    if (const Status status = driver_->pass(task); status.code() == StatusCode::kResourceExhausted) {
-      task.finish(FinishReason::kKvMemory);
-    } else if (!status.ok()) {
-      return status;
-    } else if (!wanted(task.take_text())) {
-      task.finish(FinishReason::kCancelled);
+    const double start = now_seconds();
+    transcript_.begin_answer();
+    Task task(&text_, {}, std::move(generation));
+    while (task.prepare()) {
+      if (const Status status = driver_->pass(task); status.code() == StatusCode::kResourceExhausted) {
+        task.finish(FinishReason::kKvMemory);
+      } else if (!status.ok()) {
+        return status;
+      } else if (!wanted(task.take_text())) {
+        task.finish(FinishReason::kCancelled);
+      }
     }
-  }
-  KVASIR_RETURN_IF_ERROR(task.status());
-  const bool mid_character = task.generation().mid_character();
-  for (std::string text = task.flush(); !text.empty() && wanted(text);) text = task.flush();
-  const Generation& done = task.generation();
-  transcript_.end_answer({done.text(), *done.finish_reason(), done.end_token(), mid_character}, text_.newest);
-  sampler_ = done.state().sampler;
-  GenerateResult result = done.result();
-  result.prompt_tokens = prompt_tokens;
-  result.prompt_seconds = prompt_seconds;
-  result.seed = seed;
-  result.seconds = now_seconds() - start;
-  result.kv = kv();
-  return result;
+    KVASIR_RETURN_IF_ERROR(task.status());
+    const bool mid_character = task.generation().mid_character();
+    for (std::string text = task.flush(); !text.empty() && wanted(text);) text = task.flush();
+    const Generation& done = task.generation();
+    transcript_.end_answer({done.text(), *done.finish_reason(), done.end_token(), mid_character}, text_.newest);
+    sampler_ = done.state().sampler;
+    GenerateResult result = done.result();
+    result.prompt_tokens = prompt_tokens;
+    result.prompt_seconds = prompt_seconds;
+    result.seed = seed;
+    result.seconds = now_seconds() - start;
+    result.kv = kv();
+    return result;
+  });
 }
 
 Generation SessionImpl::new_generation(const GenerateOptions& options) const {
@@ -314,45 +303,49 @@ Status check_width(std::string_view what, int count) {
 
 }  // namespace
 
-Result<std::vector<GenerateResult>> SessionImpl::sample_texts(
+Result<std::vector<GenerateResult>> SessionImpl::sample(
     const GenerateOptions& options, int count, const std::function<bool(std::size_t, std::string_view)>& on_text) {
-  KVASIR_RETURN_IF_ERROR(validate(options));
-  KVASIR_RETURN_IF_ERROR(check_width("samples", count));
-  KVASIR_RETURN_IF_ERROR(check_continuable());
-  const Generation first = new_generation(options);
-  const std::uint64_t seed = first.state().sampler.options.seed;
-  KVASIR_RETURN_IF_ERROR(check_seeds(seed, count));
-  KVASIR_ASSIGN_OR_RETURN(std::vector<GenerateResult> results,
-                          sample_side_by_side(*driver_, text_, first, seed, count, on_text));
-  for (GenerateResult& result : results) {
-    result.prompt_tokens = unreported_;
-    result.prompt_seconds = prompt_seconds_;
-  }
-  return results;
+  return when_loaded([&]() -> Result<std::vector<GenerateResult>> {
+    KVASIR_RETURN_IF_ERROR(validate(options));
+    KVASIR_RETURN_IF_ERROR(check_width("samples", count));
+    KVASIR_RETURN_IF_ERROR(check_continuable());
+    const Generation first = new_generation(options);
+    const std::uint64_t seed = first.state().sampler.options.seed;
+    KVASIR_RETURN_IF_ERROR(check_seeds(seed, count));
+    KVASIR_ASSIGN_OR_RETURN(std::vector<GenerateResult> results,
+                            sample_side_by_side(*driver_, text_, first, seed, count, on_text));
+    for (GenerateResult& result : results) {
+      result.prompt_tokens = unreported_;
+      result.prompt_seconds = prompt_seconds_;
+    }
+    return results;
+  });
 }
 
-Result<std::vector<BeamResult>> SessionImpl::search_beams(const BeamOptions& options,
-                                                          const std::function<bool(std::int64_t)>& progress) {
-  const BeamSearchOptions search{options.width, options.length_penalty, options.max_tokens, options.ignore_eos};
-  KVASIR_RETURN_IF_ERROR(validate(search));
-  KVASIR_RETURN_IF_ERROR(check_continuable());
-  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> root, text_.sequence->fork());
-  KVASIR_ASSIGN_OR_RETURN(
-      const std::vector<Beam> beams,
-      kvasir::beam_search(driver_->step(), std::move(root), text_.logits, *model_->tokenizer, search, progress));
-  std::vector<BeamResult> results;
-  for (const Beam& beam : beams) {
-    TokenStream stream(*model_->tokenizer, false);
-    BeamResult result;
-    for (const TokenId token : beam.tokens) result.text += stream.push_shown(token);
-    result.text += stream.flush();
-    result.tokens = static_cast<std::int64_t>(beam.tokens.size());
-    result.log_probability = beam.log_probability;
-    result.score = beam.score;
-    result.finish_reason = beam.finish_reason;
-    results.push_back(std::move(result));
-  }
-  return results;
+Result<std::vector<BeamResult>> SessionImpl::beam_search(const BeamOptions& options,
+                                                         const std::function<bool(std::int64_t)>& progress) {
+  return when_loaded([&]() -> Result<std::vector<BeamResult>> {
+    const BeamSearchOptions search{options.width, options.length_penalty, options.max_tokens, options.ignore_eos};
+    KVASIR_RETURN_IF_ERROR(validate(search));
+    KVASIR_RETURN_IF_ERROR(check_continuable());
+    KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> root, text_.sequence->fork());
+    KVASIR_ASSIGN_OR_RETURN(
+        const std::vector<Beam> beams,
+        kvasir::beam_search(driver_->step(), std::move(root), text_.logits, *model_->tokenizer, search, progress));
+    std::vector<BeamResult> results;
+    for (const Beam& beam : beams) {
+      TokenStream stream(*model_->tokenizer, false);
+      BeamResult result;
+      for (const TokenId token : beam.tokens) result.text += stream.push_shown(token);
+      result.text += stream.flush();
+      result.tokens = static_cast<std::int64_t>(beam.tokens.size());
+      result.log_probability = beam.log_probability;
+      result.score = beam.score;
+      result.finish_reason = beam.finish_reason;
+      results.push_back(std::move(result));
+    }
+    return results;
+  });
 }
 
 }  // namespace
