@@ -1,9 +1,5 @@
 // In which order a prefix cache gives back what it holds: how long each thing stays, who pins it, and what each tenant
-// holds.
-//
-// Tenants do not push each other out: what must go is the least recently used of the tenant that holds most. Pins are
-// bounded: a tenant pins no more bytes than stay unpinned then, so that the others always find room.
-//
+// holds. The rules are in prefix_cache.h.
 // Thread-safety: none; as the prefix cache.
 #pragma once
 
