@@ -223,4 +223,14 @@ std::string Generation::flush() {
   return text;
 }
 
+GenerateResult Generation::result() const {
+  GenerateResult result;
+  result.text = text_;
+  result.choices = choices_;
+  result.end_choice = end_choice_;
+  result.tokens = tokens_;
+  result.finish_reason = finish_reason_.value_or(FinishReason::kFailed);
+  return result;
+}
+
 }  // namespace kvasir

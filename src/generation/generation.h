@@ -101,6 +101,9 @@ class Generation {
   const std::vector<GeneratedToken>& choices() const { return choices_; }
   const std::optional<GeneratedToken>& end_choice() const { return end_choice_; }  // for end_token()
 
+  // Returns text, tokens, choices and finish reason; kFailed where it has not finished.
+  GenerateResult result() const;
+
   // Returns true while the accepted tokens end inside a UTF-8 character that has not been flushed.
   bool mid_character() const { return stream_.mid_character(); }
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "jinja/syntax.h"
+#include "jinja/parse/syntax.h"
 #include "jinja/value.h"
 
 namespace kvasir::jinja {

@@ -6,7 +6,7 @@
 
 #include "jinja/arithmetic.h"
 #include "jinja/failure.h"
-#include "jinja/parser.h"
+#include "jinja/parse/parser.h"
 
 namespace kvasir::jinja {
 

@@ -10,7 +10,7 @@
 #include "jinja/calls.h"
 #include "jinja/heap.h"
 #include "jinja/jinja.h"
-#include "jinja/syntax.h"
+#include "jinja/parse/syntax.h"
 
 namespace kvasir::jinja {
 

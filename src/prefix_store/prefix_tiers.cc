@@ -40,44 +40,17 @@ std::span<const TokenId> PrefixTiers::text_of(const PrefixFetch& fetch, const Pr
   return std::span(fetch.text_).first(static_cast<std::size_t>(part.end));
 }
 
-bool PrefixTiers::stored(Tier& tier, const BlobKey& key) const {
-  if (tier.being_written.contains(key.text.low)) return true;
-  if (!tier.queue.store().answers_at_once()) return tier.known.contains(key.text.low);
-  const auto sizes = tier.queue.store().sizes(std::span(&key, 1));
+bool PrefixTiers::Tier::holds(const BlobKey& key) {
+  if (being_written.contains(key.text.low)) return true;
+  if (!queue.store().answers_at_once()) return known.contains(key.text.low);
+  const auto sizes = queue.store().sizes(std::span(&key, 1));
   return sizes.ok() && sizes->front() > 0;
 }
 
-void PrefixTiers::remember(Tier& tier, const BlobKey& key) {
-  if (tier.queue.store().answers_at_once()) return;
-  if (tier.known.size() >= kMostKnown) tier.known.clear();
-  tier.known.insert(key.text.low);
-}
-
-// Those in use have no more than kMostBufferBytes of each store, as counted by its readings and writings. Idle ones are
-// given up for a new one where all would have more.
-std::shared_ptr<BlobBuffer> PrefixTiers::buffer(std::size_t bytes) {
-  // One that both stores write is free when both have.
-  const auto is_free = [](const auto& each) { return each.use_count() == 1; };
-  const auto found =
-      std::ranges::find_if(idle_, [&](const auto& each) { return is_free(each) && each->size() == bytes; });
-  if (found != idle_.end()) {
-    std::shared_ptr<BlobBuffer> buffer = std::move(*found);
-    idle_.erase(found);
-    return buffer;
-  }
-  while (buffer_bytes() + bytes > kMostBufferBytes * tiers_.size()) {
-    const auto oldest = std::ranges::find_if(idle_, is_free);
-    if (oldest == idle_.end()) break;
-    idle_.erase(oldest);
-  }
-  auto buffer = std::make_shared<BlobBuffer>(bytes);
-  std::erase_if(buffers_, [](const auto& each) { return each.expired(); });
-  buffers_.push_back(buffer);
-  return buffer;
-}
-
-void PrefixTiers::keep(std::shared_ptr<BlobBuffer> buffer) {
-  if (std::ranges::find(idle_, buffer) == idle_.end()) idle_.push_back(std::move(buffer));
+void PrefixTiers::Tier::remember(const BlobKey& key) {
+  if (queue.store().answers_at_once()) return;
+  if (known.size() >= kMostKnown) known.clear();
+  known.insert(key.text.low);
 }
 
 // Looks for a blob in the stores that answer at once.
@@ -268,7 +241,7 @@ void PrefixTiers::ask(const std::shared_ptr<PrefixFetch>& fetch) {
         return read_part(shape, key, text, got).status();
       };
     }
-    tier.queue.read(tag, part.key, buffer(bytes), std::move(check));
+    tier.queue.read(tag, part.key, new_buffer(bytes), std::move(check));
   }
 }
 
@@ -334,7 +307,7 @@ void PrefixTiers::take(std::size_t tier, BlobAnswer& answer) {
     } else {
       of.known.erase(answer.key.text.low);
     }
-    keep(std::move(answer.buffer));
+    buffers_.keep(std::move(answer.buffer));
     return;
   }
   const auto found = readings_.find(answer.tag);
@@ -344,7 +317,7 @@ void PrefixTiers::take(std::size_t tier, BlobAnswer& answer) {
   of.reading -= answer.buffer->size();
   --reading.fetch->under_way_;
   take_part(tier, answer, *reading.fetch, reading.part);
-  keep(std::move(answer.buffer));
+  buffers_.keep(std::move(answer.buffer));
 }
 
 void PrefixTiers::take_sizes(std::size_t tier, const BlobAnswer& answer, PrefixFetch& fetch,
@@ -354,7 +327,7 @@ void PrefixTiers::take_sizes(std::size_t tier, const BlobAnswer& answer, PrefixF
     note_size(part, answer.sizes[i], tier);
     // One of another size is written anew.
     if (part.there) {
-      remember(*tiers_[tier], part.key);
+      tiers_[tier]->remember(part.key);
     } else {
       tiers_[tier]->known.erase(part.key.text.low);
     }
@@ -411,7 +384,7 @@ void PrefixTiers::leave(const PrefixSpace& space, std::span<const TokenId> text,
     if (to.empty()) continue;
     const std::vector<PageId> pages = cache_->pages_of_blocks(space, text, part * shape.blocks, shape.blocks);
     if (pages.empty()) return;
-    const std::shared_ptr<BlobBuffer> buffer = this->buffer(bytes);
+    const std::shared_ptr<BlobBuffer> buffer = new_buffer(bytes);
     std::span<std::byte> out = begin_part(shape, key, text, part, buffer->bytes());
     for (const PageId page : pages) {
       kv_->pool().store()->read(page, out.first(shape.page_bytes));
@@ -428,7 +401,7 @@ void PrefixTiers::leave_snapshot(const BlobKey& key, const std::function<std::pa
   const auto [bytes, image] = make();
   const std::vector<Tier*> to = room_for(lacking, bytes);
   if (to.empty() || bytes > kBufferBytes) return;
-  const std::shared_ptr<BlobBuffer> buffer = this->buffer(bytes);
+  const std::shared_ptr<BlobBuffer> buffer = new_buffer(bytes);
   image(buffer->bytes());
   write(to, key, buffer);
 }
@@ -437,7 +410,7 @@ void PrefixTiers::leave_snapshot(const BlobKey& key, const std::function<std::pa
 std::vector<PrefixTiers::Tier*> PrefixTiers::without(const BlobKey& key) const {
   std::vector<Tier*> lacking;
   for (const std::unique_ptr<Tier>& tier : tiers_)
-    if (tier->queue.store().usable() && !stored(*tier, key)) lacking.push_back(tier.get());
+    if (tier->queue.store().usable() && !tier->holds(key)) lacking.push_back(tier.get());
   return lacking;
 }
 
@@ -449,18 +422,11 @@ std::vector<PrefixTiers::Tier*> PrefixTiers::room_for(std::vector<Tier*> tiers, 
 
 void PrefixTiers::write(const std::vector<Tier*>& to, const BlobKey& key, const std::shared_ptr<BlobBuffer>& buffer) {
   for (Tier* tier : to) {
-    remember(*tier, key);
+    tier->remember(key);
     tier->being_written.insert(key.text.low);
     tier->writing += buffer->size();
     tier->queue.write(next_tag_++, key, buffer);
   }
-}
-
-std::uint64_t PrefixTiers::buffer_bytes() const {
-  std::uint64_t bytes = 0;
-  for (const std::weak_ptr<BlobBuffer>& each : buffers_)
-    if (const auto buffer = each.lock()) bytes += buffer->size();
-  return bytes;
 }
 
 std::vector<PrefixTierReport> PrefixTiers::report() const {

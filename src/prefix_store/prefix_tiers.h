@@ -4,8 +4,7 @@
 // A fetch brings parts or one snapshot, whichever saves more time. It ends: with all parts that are worth it, with
 // those before one that is missing or damaged, or when computing the tokens would have taken as long. Then the request
 // continues what the cache holds, as always. What is stored is fetched where reading it, as measured, takes less time
-// than computing its tokens. Each call copies at most some bytes
-// between buffers and pages, and waits for nothing.
+// than computing its tokens. Each call copies at most some bytes between buffers and pages, and waits for nothing.
 //
 // Thread-safety: one caller at a time, that of the cache; the threads of the stores run beside it.
 #pragma once
@@ -25,6 +24,7 @@
 #include "kvasir/result.h"
 #include "prefix/prefix_cache.h"
 #include "prefix/prefix_part.h"
+#include "prefix_store/blob_buffers.h"
 #include "tiers/blob_queue.h"
 
 namespace kvasir {
@@ -129,7 +129,7 @@ class PrefixTiers {
 
   std::vector<PrefixTierReport> report() const;
   // Bytes of memory that the buffers take now, idle ones included.
-  std::uint64_t buffer_bytes() const;
+  std::uint64_t buffer_bytes() const { return buffers_.bytes(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -143,6 +143,10 @@ class PrefixTiers {
     std::unordered_set<std::uint64_t> known;
     std::unordered_set<std::uint64_t> being_written;
     bool failing = false;  // since the last success; said once
+
+    // Whether the store has this key, as far as is known.
+    bool holds(const BlobKey& key);
+    void remember(const BlobKey& key);
   };
   struct Reading {
     std::shared_ptr<PrefixFetch> fetch;
@@ -164,13 +168,13 @@ class PrefixTiers {
   void choose(PrefixFetch& fetch);
   void ask(const std::shared_ptr<PrefixFetch>& fetch);
   void end(PrefixFetch& fetch);
-  bool stored(Tier& tier, const BlobKey& key) const;
   std::vector<Tier*> without(const BlobKey& key) const;
   static std::vector<Tier*> room_for(std::vector<Tier*> tiers, std::size_t bytes);
   void write(const std::vector<Tier*>& to, const BlobKey& key, const std::shared_ptr<BlobBuffer>& buffer);
-  static void remember(Tier& tier, const BlobKey& key);
-  std::shared_ptr<BlobBuffer> buffer(std::size_t bytes);
-  void keep(std::shared_ptr<BlobBuffer> buffer);
+  // Those in use have no more than kMostBufferBytes of each store, as counted by its readings and writings.
+  std::shared_ptr<BlobBuffer> new_buffer(std::size_t bytes) {
+    return buffers_.take(bytes, kMostBufferBytes * tiers_.size());
+  }
   static std::span<const TokenId> text_of(const PrefixFetch& fetch, const PrefixFetch::Part& part);
 
   PrefixCache* cache_;
@@ -180,8 +184,7 @@ class PrefixTiers {
   std::vector<std::shared_ptr<PrefixFetch>> fetches_;
   std::map<std::uint64_t, Reading> readings_;                // by tag
   std::vector<std::pair<std::size_t, BlobAnswer>> arrived_;  // by waiting, and not taken yet
-  std::vector<std::shared_ptr<BlobBuffer>> idle_;
-  std::vector<std::weak_ptr<BlobBuffer>> buffers_;  // all there are
+  BlobBuffers buffers_;
   std::uint64_t next_tag_ = 1;
   std::vector<std::unique_ptr<Tier>> tiers_;  // destroyed first: their threads use what is above
 };

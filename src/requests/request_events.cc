@@ -28,20 +28,14 @@ std::vector<GeneratedToken> take_choices(Request& request) {
 // Returns a request's result, without the report of what it held.
 GenerateResult result_of(const Request& request) {
   const Task& task = request.task();
-  const Generation& generation = task.generation();
   const RequestGroup& group = request.group();
   const bool read = group.has_read_prompt();
   const auto now = RequestClock::now();
-  GenerateResult result;
-  result.text = generation.text();
-  result.choices = generation.choices();
-  result.end_choice = generation.end_choice();
+  GenerateResult result = task.generation().result();
   result.prompt_choices = task.prompt_choices();
   result.prompt_tokens = task.prompt_tokens();
-  result.tokens = generation.tokens();
   result.prompt_seconds = seconds_between(group.submitted, read ? group.read : now);
   result.seconds = read ? seconds_between(group.read, now) : 0;
-  result.finish_reason = *generation.finish_reason();
   result.seed = group.seed + static_cast<std::uint64_t>(request.sample());
   result.preemptions = request.progress.preemptions;
   result.recomputed = request.progress.recomputed;

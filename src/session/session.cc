@@ -18,6 +18,7 @@
 #include "sequence/context_rules.h"
 #include "sequence/kv_report.h"
 #include "session/beam_search.h"
+#include "session/side_by_side.h"
 
 namespace kvasir {
 namespace {
@@ -46,26 +47,16 @@ class SessionImpl final : public Session, public SessionBase {
         sampler_(std::move(loaded.extras.sampler)),
         image_(std::move(image)) {}
 
-  Status read(std::string_view text, const Progress& progress) override {
-    return when_loaded([&] { return read_text(text, progress); });
-  }
-  Status say(std::string_view role, std::string_view content, const Progress& progress) override {
-    return when_loaded([&] { return say_message(role, content, progress); });
-  }
+  Status read(std::string_view text, const Progress& progress) override;
+  Status say(std::string_view role, std::string_view content, const Progress& progress) override;
   Result<GenerateResult> generate(const GenerateOptions& options,
-                                  const std::function<bool(std::string_view)>& on_text) override {
-    return when_loaded([&] { return generate_text(options, on_text); });
-  }
+                                  const std::function<bool(std::string_view)>& on_text) override;
 
   Result<std::vector<GenerateResult>> sample(
       const GenerateOptions& options, int count,
-      const std::function<bool(std::size_t, std::string_view)>& on_text) override {
-    return when_loaded([&] { return sample_texts(options, count, on_text); });
-  }
+      const std::function<bool(std::size_t, std::string_view)>& on_text) override;
   Result<std::vector<BeamResult>> beam_search(const BeamOptions& options,
-                                              const std::function<bool(std::int64_t)>& progress) override {
-    return when_loaded([&] { return search_beams(options, progress); });
-  }
+                                              const std::function<bool(std::int64_t)>& progress) override;
   Status save(const std::string& path) const override {
     return guarded([&] {
       if (image_ != nullptr) return write_file(path, image_->file.bytes());
@@ -128,24 +119,8 @@ class SessionImpl final : public Session, public SessionBase {
     });
   }
 
-  Status read_text(std::string_view text, const Progress& progress);
-  Status say_message(std::string_view role, std::string_view content, const Progress& progress);
   Status read_tokens(std::vector<TokenId> tokens, const Progress& progress);
-  // Refuses what could not be read even if no other session held memory.
-  Status check_can_hold(std::int64_t tokens) const {
-    const KvSequence& tables = text_.sequence->tables();
-    return check_prompt(text_.sequence->shape(), text_.sequence->policy(), context_place(tables), tables.shortest(),
-                        tokens, text_.chunk, model_->config.context, driver_->cache()->budget().capacity());
-  }
-  Result<GenerateResult> generate_text(const GenerateOptions& options,
-                                       const std::function<bool(std::string_view)>& on_text);
-  Result<std::vector<GenerateResult>> sample_texts(const GenerateOptions& options, int count,
-                                                   const std::function<bool(std::size_t, std::string_view)>& on_text);
-  Result<std::vector<BeamResult>> search_beams(const BeamOptions& options,
-                                               const std::function<bool(std::int64_t)>& progress);
   Generation new_generation(const GenerateOptions& options) const;
-  Status run_samples(std::span<Task> tasks, std::span<TextState> texts, std::span<GenerateResult> results,
-                     const std::function<bool(std::size_t, std::string_view)>& on_text);
 
   Status check_continuable() const {
     KVASIR_RETURN_IF_ERROR(text_.sequence->status());
@@ -181,7 +156,11 @@ Result<SessionBase::Copy> SessionImpl::copy() const {
 Status SessionImpl::read_tokens(std::vector<TokenId> tokens, const Progress& progress) {
   if (tokens.empty()) return invalid_argument("the prompt holds no token; give some text");
   KVASIR_RETURN_IF_ERROR(text_.sequence->status());
-  KVASIR_RETURN_IF_ERROR(check_can_hold(static_cast<std::int64_t>(tokens.size())));
+  // Refuses what could not be read even if no other session held memory.
+  const KvSequence& tables = text_.sequence->tables();
+  KVASIR_RETURN_IF_ERROR(check_prompt(text_.sequence->shape(), text_.sequence->policy(), context_place(tables),
+                                      tables.shortest(), static_cast<std::int64_t>(tokens.size()), text_.chunk,
+                                      model_->config.context, driver_->cache()->budget().capacity()));
   Task task(&text_, std::move(tokens));
   if (!task.prepare()) return task.status();
   const double start = now_seconds();
@@ -197,15 +176,17 @@ Status SessionImpl::read_tokens(std::vector<TokenId> tokens, const Progress& pro
   return status.ok() ? task.status() : status;
 }
 
-Status SessionImpl::read_text(std::string_view text, const Progress& progress) {
-  const std::int64_t before = seen();
-  const bool start = before == 0;
-  KVASIR_ASSIGN_OR_RETURN(
-      std::vector<TokenId> tokens,
-      model_->tokenizer->encode(text, {.add_special = start, .parse_special = false, .continues = !start}));
-  const Status status = read_tokens(std::move(tokens), progress);
-  if (seen() > before) transcript_.add_text();
-  return status;
+Status SessionImpl::read(std::string_view text, const Progress& progress) {
+  return when_loaded([&]() -> Status {
+    const std::int64_t before = seen();
+    const bool start = before == 0;
+    KVASIR_ASSIGN_OR_RETURN(
+        std::vector<TokenId> tokens,
+        model_->tokenizer->encode(text, {.add_special = start, .parse_special = false, .continues = !start}));
+    const Status status = read_tokens(std::move(tokens), progress);
+    if (seen() > before) transcript_.add_text();
+    return status;
+  });
 }
 
 Result<RequestText> SessionImpl::begin(const RequestOptions& options) {
@@ -250,54 +231,57 @@ void SessionImpl::end(TextState text, const Generation& generation, bool mid_cha
                          text_.newest);
 }
 
-Status SessionImpl::say_message(std::string_view role, std::string_view content, const Progress& progress) {
-  KVASIR_RETURN_IF_ERROR(text_.sequence->status());
-  const std::int64_t before = seen();
-  KVASIR_ASSIGN_OR_RETURN(ChatTranscript::Rendered message, transcript_.render(role, content, {before, text_.newest}));
-  Status status;
-  if (!message.waits) status = read_tokens(message.tokens, progress);
-  transcript_.add(std::move(message), seen() - before);
-  return status;
+Status SessionImpl::say(std::string_view role, std::string_view content, const Progress& progress) {
+  return when_loaded([&]() -> Status {
+    KVASIR_RETURN_IF_ERROR(text_.sequence->status());
+    const std::int64_t before = seen();
+    KVASIR_ASSIGN_OR_RETURN(ChatTranscript::Rendered message,
+                            transcript_.render(role, content, {before, text_.newest}));
+    Status status;
+    if (!message.waits) status = read_tokens(message.tokens, progress);
+    transcript_.add(std::move(message), seen() - before);
+    return status;
+  });
 }
 
-Result<GenerateResult> SessionImpl::generate_text(const GenerateOptions& options,
-                                                  const std::function<bool(std::string_view)>& on_text) {
-  KVASIR_RETURN_IF_ERROR(validate(options));
-  KVASIR_RETURN_IF_ERROR(check_continuable());
+Result<GenerateResult> SessionImpl::generate(const GenerateOptions& options,
+                                             const std::function<bool(std::string_view)>& on_text) {
+  return when_loaded([&]() -> Result<GenerateResult> {
+    KVASIR_RETURN_IF_ERROR(validate(options));
+    KVASIR_RETURN_IF_ERROR(check_continuable());
 
-  GenerateResult result;
-  result.prompt_tokens = std::exchange(unreported_, 0);
-  result.prompt_seconds = std::exchange(prompt_seconds_, 0);
-  Generation generation = new_generation(options);
-  result.seed = generation.state().sampler.options.seed;
-  const auto wanted = [&](const std::string& text) { return text.empty() || !on_text || on_text(text); };
+    const std::int64_t prompt_tokens = std::exchange(unreported_, 0);
+    const double prompt_seconds = std::exchange(prompt_seconds_, 0);
+    Generation generation = new_generation(options);
+    const std::uint64_t seed = generation.state().sampler.options.seed;
+    const auto wanted = [&](const std::string& text) { return text.empty() || !on_text || on_text(text); };
 
-  const double start = now_seconds();
-  transcript_.begin_answer();
-  Task task(&text_, {}, std::move(generation));
-  while (task.prepare()) {
-    if (const Status status = driver_->pass(task); status.code() == StatusCode::kResourceExhausted) {
-      task.finish(FinishReason::kKvMemory);
-    } else if (!status.ok()) {
-      return status;
-    } else if (!wanted(task.take_text())) {
-      task.finish(FinishReason::kCancelled);
+    const double start = now_seconds();
+    transcript_.begin_answer();
+    Task task(&text_, {}, std::move(generation));
+    while (task.prepare()) {
+      if (const Status status = driver_->pass(task); status.code() == StatusCode::kResourceExhausted) {
+        task.finish(FinishReason::kKvMemory);
+      } else if (!status.ok()) {
+        return status;
+      } else if (!wanted(task.take_text())) {
+        task.finish(FinishReason::kCancelled);
+      }
     }
-  }
-  KVASIR_RETURN_IF_ERROR(task.status());
-  const bool mid_character = task.generation().mid_character();
-  for (std::string text = task.flush(); !text.empty() && wanted(text);) text = task.flush();
-  const Generation& done = task.generation();
-  transcript_.end_answer({done.text(), *done.finish_reason(), done.end_token(), mid_character}, text_.newest);
-  sampler_ = done.state().sampler;
-  result.text = done.text();
-  result.choices = done.choices();
-  result.end_choice = done.end_choice();
-  result.tokens = done.tokens();
-  result.finish_reason = *done.finish_reason();
-  result.seconds = now_seconds() - start;
-  result.kv = kv();
-  return result;
+    KVASIR_RETURN_IF_ERROR(task.status());
+    const bool mid_character = task.generation().mid_character();
+    for (std::string text = task.flush(); !text.empty() && wanted(text);) text = task.flush();
+    const Generation& done = task.generation();
+    transcript_.end_answer({done.text(), *done.finish_reason(), done.end_token(), mid_character}, text_.newest);
+    sampler_ = done.state().sampler;
+    GenerateResult result = done.result();
+    result.prompt_tokens = prompt_tokens;
+    result.prompt_seconds = prompt_seconds;
+    result.seed = seed;
+    result.seconds = now_seconds() - start;
+    result.kv = kv();
+    return result;
+  });
 }
 
 Generation SessionImpl::new_generation(const GenerateOptions& options) const {
@@ -319,101 +303,49 @@ Status check_width(std::string_view what, int count) {
 
 }  // namespace
 
-Result<std::vector<GenerateResult>> SessionImpl::sample_texts(
+Result<std::vector<GenerateResult>> SessionImpl::sample(
     const GenerateOptions& options, int count, const std::function<bool(std::size_t, std::string_view)>& on_text) {
-  KVASIR_RETURN_IF_ERROR(validate(options));
-  KVASIR_RETURN_IF_ERROR(check_width("samples", count));
-  KVASIR_RETURN_IF_ERROR(check_continuable());
-  const Generation first = new_generation(options);
-  const std::uint64_t seed = first.state().sampler.options.seed;
-  KVASIR_RETURN_IF_ERROR(check_seeds(seed, count));
-  std::vector<TextState> texts(static_cast<std::size_t>(count));
-  std::vector<Task> tasks;
-  for (std::size_t s = 0; s < texts.size(); ++s) {
-    KVASIR_ASSIGN_OR_RETURN(texts[s].sequence, text_.sequence->fork());
-    texts[s].logits = text_.logits;
-    Generation generation = first;
-    if (s > 0) generation.reseed(seed + s);
-    tasks.emplace_back(&texts[s], std::vector<TokenId>(), std::move(generation));
-  }
-  const double start = now_seconds();
-  std::vector<GenerateResult> results(texts.size());
-  KVASIR_RETURN_IF_ERROR(run_samples(tasks, texts, results, on_text));
-  for (std::size_t s = 0; s < tasks.size(); ++s) {
-    const Generation& generation = tasks[s].generation();
-    GenerateResult& result = results[s];
-    result.text = generation.text();
-    result.choices = generation.choices();
-    result.end_choice = generation.end_choice();
-    result.prompt_tokens = unreported_;
-    result.prompt_seconds = prompt_seconds_;
-    result.tokens = generation.tokens();
-    result.status = tasks[s].status();
-    result.finish_reason = generation.finish_reason().value_or(FinishReason::kFailed);
-    result.seconds = now_seconds() - start;
-    result.seed = seed + s;
-    if (texts[s].sequence != nullptr) result.kv = kv_report(*texts[s].sequence);
-  }
-  return results;
+  return when_loaded([&]() -> Result<std::vector<GenerateResult>> {
+    KVASIR_RETURN_IF_ERROR(validate(options));
+    KVASIR_RETURN_IF_ERROR(check_width("samples", count));
+    KVASIR_RETURN_IF_ERROR(check_continuable());
+    const Generation first = new_generation(options);
+    const std::uint64_t seed = first.state().sampler.options.seed;
+    KVASIR_RETURN_IF_ERROR(check_seeds(seed, count));
+    KVASIR_ASSIGN_OR_RETURN(std::vector<GenerateResult> results,
+                            sample_side_by_side(*driver_, text_, first, seed, count, on_text));
+    for (GenerateResult& result : results) {
+      result.prompt_tokens = unreported_;
+      result.prompt_seconds = prompt_seconds_;
+    }
+    return results;
+  });
 }
 
-// Runs all samples to their ends; a sample fails alone (Task::status). If memory cannot hold the next token of all, the
-// newest end first.
-Status SessionImpl::run_samples(std::span<Task> tasks, std::span<TextState> texts, std::span<GenerateResult> results,
-                                const std::function<bool(std::size_t, std::string_view)>& on_text) {
-  std::vector<Turn> turns;
-  std::vector<std::size_t> running;
-  for (;;) {
-    turns.clear();
-    running.clear();
-    for (std::size_t s = 0; s < tasks.size(); ++s) {
-      if (tasks[s].prepare()) {
-        turns.push_back({&tasks[s]});
-        running.push_back(s);
-      }
+Result<std::vector<BeamResult>> SessionImpl::beam_search(const BeamOptions& options,
+                                                         const std::function<bool(std::int64_t)>& progress) {
+  return when_loaded([&]() -> Result<std::vector<BeamResult>> {
+    const BeamSearchOptions search{options.width, options.length_penalty, options.max_tokens, options.ignore_eos};
+    KVASIR_RETURN_IF_ERROR(validate(search));
+    KVASIR_RETURN_IF_ERROR(check_continuable());
+    KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> root, text_.sequence->fork());
+    KVASIR_ASSIGN_OR_RETURN(
+        const std::vector<Beam> beams,
+        kvasir::beam_search(driver_->step(), std::move(root), text_.logits, *model_->tokenizer, search, progress));
+    std::vector<BeamResult> results;
+    for (const Beam& beam : beams) {
+      TokenStream stream(*model_->tokenizer, false);
+      BeamResult result;
+      for (const TokenId token : beam.tokens) result.text += stream.push_shown(token);
+      result.text += stream.flush();
+      result.tokens = static_cast<std::int64_t>(beam.tokens.size());
+      result.log_probability = beam.log_probability;
+      result.score = beam.score;
+      result.finish_reason = beam.finish_reason;
+      results.push_back(std::move(result));
     }
-    while (!turns.empty() && !driver_->plan(turns).fits) {
-      const std::size_t newest = running.back();
-      tasks[newest].finish(FinishReason::kKvMemory);
-      results[newest].kv = kv_report(*texts[newest].sequence);
-      texts[newest].sequence.reset();  // frees its pages for the others
-      turns.pop_back();
-      running.pop_back();
-    }
-    if (turns.empty()) break;
-    KVASIR_RETURN_IF_ERROR(driver_->pass(turns));
-    for (const std::size_t s : running)
-      if (const std::string text = tasks[s].take_text(); !text.empty() && on_text && !on_text(s, text))
-        tasks[s].finish(FinishReason::kCancelled);
-  }
-  for (std::size_t s = 0; s < tasks.size(); ++s)
-    for (std::string text; tasks[s].status().ok() && !(text = tasks[s].flush()).empty();)
-      if (on_text && !on_text(s, text)) break;
-  return {};
-}
-
-Result<std::vector<BeamResult>> SessionImpl::search_beams(const BeamOptions& options,
-                                                          const std::function<bool(std::int64_t)>& progress) {
-  const BeamSearchOptions search{options.width, options.length_penalty, options.max_tokens, options.ignore_eos};
-  KVASIR_RETURN_IF_ERROR(validate(search));
-  KVASIR_RETURN_IF_ERROR(check_continuable());
-  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> root, text_.sequence->fork());
-  KVASIR_ASSIGN_OR_RETURN(
-      const std::vector<Beam> beams,
-      kvasir::beam_search(driver_->step(), std::move(root), text_.logits, *model_->tokenizer, search, progress));
-  std::vector<BeamResult> results;
-  for (const Beam& beam : beams) {
-    TokenStream stream(*model_->tokenizer, false);
-    BeamResult result;
-    for (const TokenId token : beam.tokens) result.text += stream.push_shown(token);
-    result.text += stream.flush();
-    result.tokens = static_cast<std::int64_t>(beam.tokens.size());
-    result.log_probability = beam.log_probability;
-    result.score = beam.score;
-    result.finish_reason = beam.finish_reason;
-    results.push_back(std::move(result));
-  }
-  return results;
+    return results;
+  });
 }
 
 }  // namespace

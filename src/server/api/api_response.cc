@@ -291,15 +291,13 @@ int http_status(const Status& status) {
   return 500;
 }
 
-Json error_of(const Status& status, std::string_view type) {
-  const int http = http_status(status);
-  if (type.empty()) type = error_type(http);
+Json error_of(const Status& status) {
   std::string message = status.message();
   // The words by which LangChain and others know an overflow.
   if (message.find("maximum context length") != std::string::npos) message.insert(0, "the prompt is too long: ");
   return {{"error",
            {{"message", shortened(message)},
-            {"type", type},
+            {"type", error_type(http_status(status))},
             {"param", status.settings().empty() ? Json() : Json(status.settings().front())},
             {"code", status.code() == StatusCode::kResourceExhausted ? Json("context_length_exceeded") : Json()}}}};
 }

@@ -69,7 +69,7 @@ std::string text_of(const nlohmann::json& object);
 
 // Returns the HTTP status of an error, and its body.
 int http_status(const Status& status);
-nlohmann::json error_of(const Status& status, std::string_view type = {});
+nlohmann::json error_of(const Status& status);
 nlohmann::json error_of(int http, std::string_view message, std::string_view code = {});
 
 }  // namespace kvasir::server

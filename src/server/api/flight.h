@@ -9,13 +9,15 @@
 #include <chrono>
 #include <memory>
 #include <string>
-#include <vector>
+#include <string_view>
 
 #include "server/admin/traffic.h"
 #include "server/api/api_response.h"
+#include "server/api/flight_record.h"
 #include "server/api/prepare.h"
+#include "server/api/samples.h"
+#include "server/api/session_hold.h"
 #include "server/http/exchange.h"
-#include "server/sessions/session_desk.h"
 #include "server/threads/step_thread.h"
 #include "server/threads/text_thread.h"
 
@@ -50,54 +52,29 @@ class Flight : public std::enable_shared_from_this<Flight> {
   void cut_off();
 
  private:
-  using Clock = std::chrono::steady_clock;
-
-  // A sample of a prompt.
-  struct Sample {
-    GenerateResult result;
-    std::size_t offset = 0;  // characters of its text that were told
-    Clock::time_point newest_text;
-    std::int64_t texts = 0;  // that were told; each is of one token at least
-  };
-  struct Part {
-    Ticket ticket{};
-    std::vector<Sample> samples;
-    std::int64_t prompt_read = 0;  // tokens
-  };
-
   void prepare();   // on the text thread: reads body_ and writes ready_
   void prepared();  // from here on ready_ is the I/O thread's
-  void opened(Result<OpenedSession> opened);
+  void opened(const Status& status);
   void submit();
   Status submit_part(std::size_t part, RequestOptions options);
   void accepted(const Status& status);
   void begin_stream();
   void happened(std::size_t part, const Event& event);
-  void note_text(Sample& sample);
-  void note_progress();
-  void count_tokens();
   void ended();
-  void saved(const Result<std::uint64_t>& bytes);
+  void saved(const Status& status);
   void answer();
-  void report_fault(int http, const Status& status);
   void fail(const Status& status);
   void fail(int http, const Status& status, std::string_view code);
-  void tell_failure(int http, std::string_view message, std::string_view code);
+  void tell_failure(int http, const nlohmann::json& error);
   void refuse(int http, const Status& status, std::string_view reason, std::string_view code = {});
   void end_without_memory();
   void leave();
   void release_all();
   std::string policy_so_far() const;
-  void note_times_so_far();
   void report_finished(std::string_view finish_reason, int http);
   void add_extras(nlohmann::json& answer) const;
-  nlohmann::json session_answer(const KvReport& kv) const;
 
   const ApiRequest& request() const { return ready_.request; }
-  const Sample& first() const { return parts_.front().samples.front(); }
-  Choice choice_of(std::size_t part, std::size_t sample) const;
-  std::vector<Choice> best_choices() const;
-  Usage usage() const;
 
   const FlightDeck& deck_;
   AnswerHead head_;
@@ -107,24 +84,12 @@ class Flight : public std::enable_shared_from_this<Flight> {
   bool no_memory_ = false;  // for the body
   Status preparation_;
   ReadyRequest ready_;
-  std::vector<Part> parts_;
-  std::size_t left_ = 0;                 // samples that have not ended
-  bool began_ = false;                   // it has had a pass
-  Clock::time_point first_event_;        // if so: when that was told
+  Samples samples_{ready_};
+  SessionHold session_;
+  FlightRecord record_;
   bool streams_ = false;                 // the stream has begun
   bool over_ = false;                    // nothing more is told to anybody
   std::atomic<bool> cancelled_ = false;  // over_, for the text thread
-
-  // Of a session.
-  SessionName name_;
-  bool took_ = false;
-  bool at_desk_ = false;  // it is being opened or written: its name is not given back
-  OpenedSession session_;
-  std::uint64_t session_bytes_ = 0;
-
-  RequestRecord record_;
-  Clock::time_point arrived_ = Clock::now();
-  Clock::time_point progress_told_ = arrived_;
 };
 
 }  // namespace kvasir::server

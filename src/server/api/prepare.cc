@@ -3,12 +3,13 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 
 #include "base/status.h"
-#include "retention/demotion.h"
+#include "retention/policy_spec.h"
 
 namespace kvasir::server {
 namespace {
@@ -137,22 +138,9 @@ Status in_body(const Status& status) {
       {"codec", "kv.codec"},
       {"demote", "kv.demote"},
       {"samples", "n"}};
-  static constexpr std::string_view kSameNames[] = {"prompt",
-                                                    "messages",
-                                                    "session",
-                                                    "max_tokens",
-                                                    "seed",
-                                                    "stop",
-                                                    "logprobs",
-                                                    "temperature",
-                                                    "top_k",
-                                                    "top_p",
-                                                    "min_p",
-                                                    "repetition_penalty",
-                                                    "frequency_penalty",
-                                                    "presence_penalty",
-                                                    "logit_bias",
-                                                    "priority"};
+  static constexpr auto kSameNames = std::to_array<std::string_view>(
+      {"prompt", "messages", "session", "max_tokens", "seed", "stop", "logprobs", "temperature", "top_k", "top_p",
+       "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "priority"});
   if (status.ok()) return status;
   for (const auto& [setting, said] : kOfServer)
     if (std::ranges::find(status.settings(), setting) != status.settings().end() && !status.message().ends_with(said))

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/status.h"
-#include "retention/demotion.h"
+#include "retention/policy_spec.h"
 #include "server/api/api_request.h"
 #include "server/api/api_response.h"
 #include "server/api/json_fields.h"

@@ -2,9 +2,12 @@
 // Thread-safety: the I/O thread's alone.
 #pragma once
 
+#include <malloc.h>
+
 #include <cstddef>
 #include <map>
 #include <string>
+#include <utility>
 
 namespace kvasir::server {
 
@@ -30,6 +33,30 @@ class HttpBodies {
   std::size_t room_;
   std::size_t all_ = 0;
   std::map<std::string, std::size_t> accounts_;
+};
+
+// What one connection holds: the body of its request, then a whole answer.
+class HeldBody {
+ public:
+  // `bodies` must outlive this.
+  explicit HeldBody(HttpBodies& bodies) : bodies_(bodies) {}
+
+  // REQUIRES: nothing is held.
+  void set_account(std::string account) { account_ = std::move(account); }
+  bool fits() const { return bodies_.fits(account_); }
+  // Counts so many bytes in place of those before. What was made of a large body leaves much memory between what stays,
+  // which the system gets back only on demand.
+  void hold(std::size_t bytes) {
+    constexpr std::size_t kLarge = 1 << 20;
+    if (bytes < kLarge && bytes_ >= kLarge) ::malloc_trim(0);
+    bodies_.change(account_, bytes_, bytes);
+    bytes_ = bytes;
+  }
+
+ private:
+  HttpBodies& bodies_;
+  std::string account_;
+  std::size_t bytes_ = 0;
 };
 
 }  // namespace kvasir::server

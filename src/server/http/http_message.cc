@@ -6,6 +6,7 @@
 #include <boost/beast/http/error.hpp>
 #include <boost/beast/http/rfc7230.hpp>
 #include <ctime>
+#include <iterator>
 #include <utility>
 
 namespace kvasir::server {
@@ -13,6 +14,11 @@ namespace kvasir::server {
 namespace beast = boost::beast;
 namespace http = beast::http;
 
+namespace {
+
+constexpr std::string_view kWrongVersion = "the HTTP version must be 1.0 or 1.1";
+
+// Returns the path and the query of a target that names the server too, as clients of proxies send it.
 std::string without_origin(std::string_view target) {
   if (!target.starts_with("http://") && !target.starts_with("https://")) return std::string(target);
   const std::size_t rest = target.find_first_of("/?", target.find("//") + 2);
@@ -20,6 +26,8 @@ std::string without_origin(std::string_view target) {
   return (target[rest] == '?' ? "/" : "") + std::string(target.substr(rest));
 }
 
+// Returns whether the header gives the end of the body exactly once. If a proxy in front of this server could read it
+// differently, a client could hide one request inside another (request smuggling).
 bool is_framed(const HttpMessage& message) {
   const auto codings = message.count(http::field::transfer_encoding);
   if (codings == 0) return true;
@@ -27,6 +35,7 @@ bool is_framed(const HttpMessage& message) {
          beast::iequals(message[http::field::transfer_encoding], "chunked");
 }
 
+// Whether the first line of a header that was refused ends with the name of some version of HTTP.
 bool names_http_version(std::string_view head) {
   const std::string_view line = head.substr(0, head.find("\r\n"));
   constexpr std::string_view kName = " HTTP/";
@@ -47,6 +56,36 @@ std::string header_problem(const boost::system::error_code& error, const HttpMes
     return fmt::format("the header has '{}' more than once; send one", length ? "Content-Length" : "Transfer-Encoding");
   if (coding) return "'Transfer-Encoding' must be 'chunked'";
   return "'Content-Length' must be a whole number, the body's bytes";
+}
+
+}  // namespace
+
+HttpRefusal body_too_large(const HttpLimits& limits) {
+  return {413, fmt::format("the body has more than {} bytes; send less", limits.body_bytes)};
+}
+
+std::optional<HttpRefusal> header_refusal(const HttpMessage& message, std::optional<std::uint64_t> body_bytes,
+                                          const HttpLimits& limits) {
+  if (std::distance(message.begin(), message.end()) > limits.header_fields)
+    return {{431, fmt::format("the header has more than {} fields; send fewer", limits.header_fields)}};
+  if (message.version() < 10 || message.version() > 11) return {{505, std::string(kWrongVersion)}};
+  if (message.version() == 11 && message.count(http::field::host) != 1)
+    return {{400, "a request has one field 'Host'"}};
+  if (!is_framed(message))
+    return {{400, "the length of the body is given by one 'Content-Length' or by 'Transfer-Encoding: chunked'"}};
+  if (body_bytes && *body_bytes > limits.body_bytes)
+    return {
+        {413, fmt::format("the body of {} bytes is larger than the {} accepted here", *body_bytes, limits.body_bytes)}};
+  return {};
+}
+
+HttpRefusal header_refusal(const boost::system::error_code& error, const HttpMessage& message, std::string_view head,
+                           const HttpLimits& limits) {
+  if (error == http::error::header_limit || error == http::error::buffer_overflow)
+    return {431, fmt::format("the header has more than {} bytes; send less", limits.header_bytes)};
+  if (error == http::error::body_limit) return body_too_large(limits);
+  if (error == http::error::bad_version && names_http_version(head)) return {505, std::string(kWrongVersion)};
+  return {400, header_problem(error, message)};
 }
 
 HttpRequest request_of(const HttpMessage& message) {

@@ -6,6 +6,7 @@
 #include <boost/beast/http/string_body.hpp>
 #include <boost/system/error_code.hpp>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,17 +21,22 @@ inline std::string_view view(boost::beast::string_view text) {
   return {text.data(), text.size()};
 }
 
-// Returns the path and the query of a target that names the server too, as clients of proxies send it.
-std::string without_origin(std::string_view target);
+// How a request is refused that no handler sees.
+struct HttpRefusal {
+  int status = 0;
+  std::string message;
+  std::string_view code = {};
+};
 
-// Returns whether the header gives the end of the body exactly once. If a proxy in front of this server could read it
-// differently, a client could hide one request inside another (request smuggling).
-bool is_framed(const HttpMessage& message);
-
-// Whether the first line of a header that was refused ends with the name of some version of HTTP.
-bool names_http_version(std::string_view head);
-// What is wrong with a header that could not be read, of which `message` has the fields before the place of the error.
-std::string header_problem(const boost::system::error_code& error, const HttpMessage& message);
+// Of a body of more than HttpLimits::body_bytes, whose length was not given.
+HttpRefusal body_too_large(const HttpLimits& limits);
+// Returns what is wrong with a header that was read, if anything is. `body_bytes`: its Content-Length, if it has one.
+std::optional<HttpRefusal> header_refusal(const HttpMessage& message, std::optional<std::uint64_t> body_bytes,
+                                          const HttpLimits& limits);
+// Returns what is wrong with a header that could not be read, of which `message` has the fields before the place of the
+// error. `head`: the bytes that came.
+HttpRefusal header_refusal(const boost::system::error_code& error, const HttpMessage& message, std::string_view head,
+                           const HttpLimits& limits);
 
 // Returns the request of a message without its body; HttpRequest::address is empty.
 HttpRequest request_of(const HttpMessage& message);

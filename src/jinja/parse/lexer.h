@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "jinja/syntax.h"
+#include "jinja/parse/syntax.h"
 
 namespace kvasir::jinja {
 

@@ -1,4 +1,4 @@
-#include "jinja/lexer.h"
+#include "jinja/parse/lexer.h"
 
 #include <utf8proc.h>
 
