@@ -15,13 +15,13 @@ class LayerStates {
  public:
   // `all`: bytes of all layers, once they are taken. Without a store in the pool they are charged and have no memory.
   LayerStates(std::uint64_t all, PagePool* pool)
-      : all_(all), has_memory_(pool->store() != nullptr), budget_(pool->budget()), charge_(&pool->budget()) {}
+      : all_(all), has_memory_(pool->store() != nullptr), budget_(&pool->budget()), charge_(&pool->budget()) {}
 
   bool exist() const { return all_ > 0; }
   // Takes the states as they begin, once: a sequence does with its first token. Errors: kResourceExhausted.
   Status take() {
     if (untaken() == 0) return {};
-    if (!charge_.try_resize(all_)) return kv_memory_full(budget_, all_);
+    if (!charge_.try_resize(all_)) return kv_memory_full(*budget_, all_);
     if (has_memory_) std::memset(memory_.ensure(all_), 0, all_);
     return {};
   }
@@ -34,7 +34,7 @@ class LayerStates {
  private:
   std::uint64_t all_;
   bool has_memory_;
-  const MemoryBudget& budget_;
+  const MemoryBudget* budget_;
   MemoryCharge charge_;
   AlignedBuffer<std::byte> memory_;
 };

@@ -57,47 +57,47 @@ void multiply_runs(const Parts* panels, int count, const Q8Rows& x, int parts, c
 }
 
 // Panels and parts whose products are made of the same opened weights.
-struct Block {
+struct Strip {
   int panel = 0;
   int panels = 0;
   int part = 0;
   int parts = 0;
 };
 
-// Multiplies all rows by a block, kRows of each group. Totals are kept in `out` between blocks.
+// Multiplies all rows by a strip, kRows of each group. Totals are kept in `out` between strips.
 template <class B, int kRows, class Parts>
-void multiply_block(const PackedMatrix& weights, const Activations& x, const Block& block, Parts* panels, float* out,
+void multiply_strip(const PackedMatrix& weights, const Activations& x, const Strip& strip, Parts* panels, float* out,
                     std::size_t out_stride) {
   const int all_parts = weights.inputs / kQ8Block;
   const int blocks = all_parts / B::kParts;
   const std::size_t panel_bytes = static_cast<std::size_t>(blocks) * B::kLayout.panel_block_bytes();
-  const std::byte* data = weights.data + static_cast<std::size_t>(block.panel) * panel_bytes;
-  for (int p = 0; p < block.panels; ++p)
-    panels[p].open(data + static_cast<std::size_t>(p) * panel_bytes, blocks, block.part, block.parts);
+  const std::byte* data = weights.data + static_cast<std::size_t>(strip.panel) * panel_bytes;
+  for (int p = 0; p < strip.panels; ++p)
+    panels[p].open(data + static_cast<std::size_t>(p) * panel_bytes, blocks, strip.part, strip.parts);
   compiler_fence();
   for (int row = 0; row < x.rows; row += kRowGroup) {
     const Q8Rows group = x.q8.at(static_cast<std::size_t>(row) * static_cast<std::size_t>(all_parts) +
-                                 static_cast<std::size_t>(block.part) * kRowGroup);
+                                 static_cast<std::size_t>(strip.part) * kRowGroup);
     const auto output = [&](int p) {
-      return Output{out + static_cast<std::size_t>(row) * out_stride + (block.panel + p) * kPanel, out_stride,
-                    std::min(kRowGroup, x.rows - row), outputs_of(weights, block.panel + p), block.part == 0};
+      return Output{out + static_cast<std::size_t>(row) * out_stride + (strip.panel + p) * kPanel, out_stride,
+                    std::min(kRowGroup, x.rows - row), outputs_of(weights, strip.panel + p), strip.part == 0};
     };
     constexpr bool kFetches = Parts::kFetchedBytes > 0;
     if constexpr (kFetches) {
-      if (takes_runs(kRows, x.rows, block.parts)) {
-        const std::byte* after = data + static_cast<std::size_t>(block.panels) * panel_bytes;
+      if (takes_runs(kRows, x.rows, strip.parts)) {
+        const std::byte* after = data + static_cast<std::size_t>(strip.panels) * panel_bytes;
         if (row == 0)
-          multiply_runs<kRows, true>(panels, block.panels, group, block.parts, after, output);
+          multiply_runs<kRows, true>(panels, strip.panels, group, strip.parts, after, output);
         else
-          multiply_runs<kRows, false>(panels, block.panels, group, block.parts, after, output);
+          multiply_runs<kRows, false>(panels, strip.panels, group, strip.parts, after, output);
         continue;
       }
     }
-    for (int p = 0; p < block.panels; ++p) {
+    for (int p = 0; p < strip.panels; ++p) {
       if (kFetches && row == 0)
-        multiply_panel<kRows, kFetches>(panels[p], group, block.parts, output(p));
+        multiply_panel<kRows, kFetches>(panels[p], group, strip.parts, output(p));
       else
-        multiply_panel<kRows, false>(panels[p], group, block.parts, output(p));
+        multiply_panel<kRows, false>(panels[p], group, strip.parts, output(p));
     }
   }
 }
@@ -109,7 +109,7 @@ void multiply_stored(const PackedMatrix& weights, const Activations& x, int pane
   const Tiles tiles(kQ8Block, kRows);
   StoredParts<B> parts[kBlockPanels];
   for (int panel = panel_begin; panel < panel_end; panel += kBlockPanels)
-    multiply_block<B, kRows>(weights, x,
+    multiply_strip<B, kRows>(weights, x,
                              {panel, std::min(kBlockPanels, panel_end - panel), 0, weights.inputs / kQ8Block}, parts,
                              out, out_stride);
 }
@@ -122,7 +122,7 @@ void multiply_opened(const PackedMatrix& weights, const Activations& x, int pane
   const int all_parts = weights.inputs / kQ8Block;
   OpenParts<B> parts[kBlockPanels];
   const auto multiply_next = [&](int panel, int panels, int part, int count) {
-    multiply_block<B, kRowGroup>(weights, x,
+    multiply_strip<B, kRowGroup>(weights, x,
                                  {panel, std::min(panels, panel_end - panel), part, std::min(count, all_parts - part)},
                                  parts, out, out_stride);
   };
