@@ -159,7 +159,7 @@ double KvSequence::mean_length() const {
 
 double KvSequence::mean_stored() const {
   double sum = 0;
-  for (const PageTable& table : governed()) sum += static_cast<double>(table.stored());
+  for (const PageTable& table : governed()) sum += static_cast<double>(table.tokens().stored());
   return sum / static_cast<double>(governed_);
 }
 
@@ -173,16 +173,21 @@ void KvSequence::give_back_windows() {
 
 TokenIndex KvSequence::truncatable_from() const {
   TokenIndex most = 0;
-  for (const PageTable& table : tables_) most = std::max(most, table.truncatable_from());
+  for (const PageTable& table : tables_) {
+    const IndexRange given_back = table.tokens().given_back;
+    if (given_back.empty()) continue;
+    const Position window = table.layout().window;
+    most = std::max(most, window > 0 ? given_back.end - 1 + window : table.next_index());
+  }
   return most;
 }
 
 double KvSequence::dead_share() const {
   std::int64_t dead = 0, written = 0;
   for (const PageTable& table : governed()) {
-    const std::int64_t of_table = table.dead_slots();
+    const std::int64_t of_table = table.tokens().dead_slots();
     dead += of_table;
-    written += of_table + table.stored();
+    written += of_table + table.tokens().stored();
   }
   return written > 0 ? static_cast<double>(dead) / static_cast<double>(written) : 0;
 }
@@ -190,8 +195,8 @@ double KvSequence::dead_share() const {
 KvSequence::Room KvSequence::plan_append(int tokens) const {
   Room room;
   for (const PageTable& table : tables_) {
-    room.append += table.plan_append(tokens).bytes;
-    room.reserve += table.sharing_reserve(tokens > 0);
+    room.append += table.memory().plan_append(tokens).bytes;
+    room.reserve += table.memory().sharing_reserve(tokens > 0);
   }
   return room;
 }
@@ -204,21 +209,21 @@ std::uint64_t KvSequence::table_bytes() const {
 
 std::uint64_t KvSequence::page_bytes() const {
   std::uint64_t bytes = 0;
-  for (const PageTable& table : tables_) bytes += table.page_bytes();
+  for (const PageTable& table : tables_) bytes += table.memory().page_bytes();
   return bytes;
 }
 
 std::uint64_t KvSequence::own_page_bytes() const {
   std::uint64_t bytes = 0;
-  for (const PageTable& table : tables_) bytes += table.own_page_bytes();
+  for (const PageTable& table : tables_) bytes += table.memory().own_page_bytes();
   return bytes;
 }
 
-PageTable::Encodings KvSequence::encodings() const {
-  PageTable::Encodings all;
+TableColumns::Encodings KvSequence::encodings() const {
+  TableColumns::Encodings all;
   for (const PageTable& table : tables_) {
-    const PageTable::Encodings of_table = table.encodings();
-    const auto lanes = static_cast<std::uint64_t>(table.lanes());
+    const TableColumns::Encodings of_table = table.columns().all_encodings();
+    const auto lanes = static_cast<std::uint64_t>(table.pages().lanes());
     all.tokens += of_table.tokens * lanes;
     all.sum += of_table.sum * lanes;
     all.again += of_table.again * lanes;
@@ -229,19 +234,20 @@ PageTable::Encodings KvSequence::encodings() const {
 
 std::uint64_t KvSequence::slots_moved() const {
   std::uint64_t slots = 0;
-  for (const PageTable& table : tables_) slots += table.slots_moved();
+  for (const PageTable& table : tables_) slots += table.pages().slots_moved();
   return slots;
 }
 
 std::uint64_t KvSequence::pages_copied() const {
   std::uint64_t pages = 0;
-  for (const PageTable& table : tables_) pages += table.pages_copied();
+  for (const PageTable& table : tables_) pages += table.pages().pages_copied();
   return pages;
 }
 
 Status KvSequence::append(int tokens) {
   const Room room = plan_append(tokens);
-  if (const MemoryBudget& budget = tables_.front().budget(); room.append + room.reserve > budget.available())
+  if (const MemoryBudget& budget = tables_.front().pages().pool().budget();
+      room.append + room.reserve > budget.available())
     return kv_memory_full(budget, room.append + room.reserve);
   for (PageTable& table : tables_) KVASIR_RETURN_IF_ERROR(table.append(tokens));
   return {};
@@ -249,12 +255,12 @@ Status KvSequence::append(int tokens) {
 
 Status KvSequence::adopt(std::span<const PageId> pages) {
   std::size_t all = 0;
-  for (const PageTable& table : tables_) all += static_cast<std::size_t>(table.lanes());
+  for (const PageTable& table : tables_) all += static_cast<std::size_t>(table.pages().lanes());
   KVASIR_CHECK(pages.size() % all == 0);
   std::vector<PageId> of_table;
   std::size_t first_lane = 0;
   for (PageTable& table : tables_) {
-    const auto lanes = static_cast<std::size_t>(table.lanes());
+    const auto lanes = static_cast<std::size_t>(table.pages().lanes());
     of_table.clear();
     for (std::size_t column = 0; column < pages.size(); column += all) {
       const std::span<const PageId> of_column = pages.subspan(column + first_lane, lanes);
@@ -267,14 +273,14 @@ Status KvSequence::adopt(std::span<const PageId> pages) {
 }
 
 std::int64_t KvSequence::whole_columns() const {
-  std::int64_t least = tables_.front().whole_columns();
-  for (const PageTable& table : tables_) least = std::min(least, table.whole_columns());
+  std::int64_t least = tables_.front().tokens().whole_columns();
+  for (const PageTable& table : tables_) least = std::min(least, table.tokens().whole_columns());
   return least;
 }
 
 void KvSequence::add_pages_of_whole(std::int64_t column, std::vector<PageId>& pages) const {
   for (const PageTable& table : tables_) {
-    const auto of_table = table.pages_of_whole(column);
+    const auto of_table = table.tokens().pages_of_whole(column);
     pages.insert(pages.end(), of_table.begin(), of_table.end());
   }
 }
@@ -293,9 +299,10 @@ std::uint64_t KvCache::cost(const KvCacheShape& shape, const SequenceLayout& lay
   PageTable::Layout table = layout.table;
   table.recent = shape.recent;
   if (shape.page.encoded()) table.classes.open = PageClass{1};
-  std::uint64_t bytes = page_cost(shape.governed(), layout, columns) +
-                        static_cast<std::uint64_t>(shape.tables(layout.scope)) *
-                            PageTable::bytes_at(shape.lanes_per_table(layout.scope), shape.page.slots, table, columns);
+  std::uint64_t bytes =
+      page_cost(shape.governed(), layout, columns) +
+      static_cast<std::uint64_t>(shape.tables(layout.scope)) *
+          TableMemory::bytes_at(shape.lanes_per_table(layout.scope), shape.page.slots, table, columns);
   for (const WindowGroup& group : shape.windows) bytes += cost(shape.of(group), {}, columns);
   return bytes;
 }
@@ -306,7 +313,7 @@ std::int64_t KvCache::most_open_columns(const KvCacheShape& shape, const Sequenc
   // Before the pass, and after it.
   const std::int64_t of_texts = 2 * ((shape.recent + slots - 1) / slots + 1);
   const std::int64_t held = std::min<std::int64_t>(columns, of_texts + 2 * std::ssize(layout.table.run_capacities));
-  // What compaction may write into fresh pages (PageTable::sharing_reserve).
+  // What compaction may write into fresh pages (TableMemory::sharing_reserve).
   const bool compacts = layout.table.lists && layout.table.run_capacities.empty() && shape.recent > 0;
   return held + (compacts && columns > 0 ? shape.recent / slots + 2 : 0);
 }

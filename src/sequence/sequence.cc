@@ -209,7 +209,7 @@ Sequence::PassPlan Sequence::plan_pass(const Input& input) const {
   // Keys that the chunk's end will rotate must be the sequence's own.
   if (plan.begins_chunk && rotates())
     if (const IndexRange dropped = ranges_->will_drop(plan.chunk); !dropped.empty())
-      plan.reserve += tables_.only_table().unshare_bytes({dropped.end, plan.chunk.end()});
+      plan.reserve += tables_.only_table().memory().unshare_bytes({dropped.end, plan.chunk.end()});
   return plan;
 }
 
@@ -267,8 +267,8 @@ void Sequence::prepare_tables(const PolicyChunk& chunk) {
   for (int t = 0; t < tables_.governed_tables(); ++t) {
     PageTable& table = tables_.table(t);
     if (policy_->traits().positions == PositionMode::kAuto && leaves_context) table.make_positions_compact();
-    const int most = table.format().encoded() ? kMostEncodedChunkFrames : kMostChunkFrames;
-    if (chunk.rows > kFewRows && table.runs() == 1 && std::ssize(table.frames()) > most) table.compact();
+    const int most = table.pages().format().encoded() ? kMostEncodedChunkFrames : kMostChunkFrames;
+    if (chunk.rows > kFewRows && table.layout().runs() == 1 && std::ssize(table.frames()) > most) table.compact();
   }
 }
 
@@ -330,25 +330,25 @@ void Sequence::show_keys() {
   page_keys_.resize(static_cast<std::size_t>(shape_.page.slots) * dim);
   for (int t = 0; t < tables_.governed_tables(); ++t) {
     const PageTable& table = tables_.table(t);
-    const auto lanes = static_cast<std::size_t>(table.lanes());
+    const auto lanes = static_cast<std::size_t>(table.pages().lanes());
     chunk_keys_.resize(lanes * rows * dim);
     std::size_t left = rows;
-    const std::span<const PageEntry> entries = table.entries_of(table.newest_frame());
+    const std::span<const PageEntry> entries = table.entries_of(table.frames().back());
     for (auto entry = entries.rbegin(); entry != entries.rend() && left > 0; ++entry) {
-      const SlotMask slots = entry->live & table.slots_of(entry->column, chunk_.first, chunk_.end());
+      const SlotMask slots = entry->live & table.columns().slots_of(entry->column, chunk_.first, chunk_.end());
       left -= static_cast<std::size_t>(std::popcount(slots));
       for (std::size_t lane = 0; lane < lanes && slots != 0; ++lane) {
-        cache_->pool().store()->read_keys(table.pages_of(entry->column)[lane], page_keys_.data());
+        cache_->pool().store()->read_keys(table.pages().of(entry->column)[lane], page_keys_.data());
         for (SlotMask rest = slots; rest != 0; rest &= rest - 1) {
           const int slot = std::countr_zero(rest);
-          const auto row = static_cast<std::size_t>(table.index(entry->column, slot) - chunk_.first);
+          const auto row = static_cast<std::size_t>(table.columns().index(entry->column, slot) - chunk_.first);
           std::copy_n(page_keys_.data() + static_cast<std::size_t>(slot) * dim, dim,
                       chunk_keys_.data() + (lane * rows + row) * dim);
         }
       }
     }
     KVASIR_CHECK(left == 0);
-    keys_->read_keys(chunk_, t, {chunk_keys_, table.lanes(), chunk_.rows, shape_.page.head_dim});
+    keys_->read_keys(chunk_, t, {chunk_keys_, table.pages().lanes(), chunk_.rows, shape_.page.head_dim});
   }
 }
 

@@ -74,7 +74,7 @@ std::vector<std::vector<std::vector<float>>> keys_of_first_layer(const std::shar
   for (const LiveToken& token : live_tokens(table))
     for (int head = 0; head < model->config.governed().kv_heads; ++head) {
       model->store_of(*runner->whole().cache())
-          ->read_keys(table.pages_of(token.column)[static_cast<std::size_t>(head)], of_page.data());
+          ->read_keys(table.pages().of(token.column)[static_cast<std::size_t>(head)], of_page.data());
       const auto first = of_page.begin() + static_cast<std::ptrdiff_t>(token.slot) * page.head_dim;
       keys[static_cast<std::size_t>(head)].emplace_back(first, first + page.head_dim);
     }
@@ -149,7 +149,8 @@ TEST(Demotion, HoldsWhatWasDroppedInOrder) {
             for (std::size_t slot = 0; slot < tokens.size(); ++slot) {
               const float key = keys[static_cast<std::size_t>(head)][static_cast<std::size_t>(tokens[slot])]
                                     [static_cast<std::size_t>(d)];
-              ASSERT_EQ(held[slot * static_cast<std::size_t>(model->config.governed().head_dim) + static_cast<std::size_t>(d)],
+              ASSERT_EQ(held[slot * static_cast<std::size_t>(model->config.governed().head_dim) +
+                             static_cast<std::size_t>(d)],
                         key);
               low = std::min(low, key);
               high = std::max(high, key);
@@ -173,7 +174,8 @@ TEST(Demotion, ChoosesByTheDefinition) {
     run_text(*runner, text, 64);
     const std::span<const DemotedPages> tables = runner->whole().demotion()->tables();
     KvCache& cache = *runner->whole().cache();
-    const int dim = model->config.governed().head_dim, group = model->config.governed().heads / model->config.governed().kv_heads;
+    const int dim = model->config.governed().head_dim,
+              group = model->config.governed().heads / model->config.governed().kv_heads;
     std::mt19937_64 random(7);
     int cut = 0, some = 0;
     for (int trial = 0; trial < 200; ++trial) {
@@ -191,9 +193,9 @@ TEST(Demotion, ChoosesByTheDefinition) {
       const int layer = trial % 3, head = trial % model->config.governed().kv_heads;
       const DemotedPages& table = tables[static_cast<std::size_t>(layer)];
       // By the definition, in double, from the keys as they are read.
-      std::vector<double> above(static_cast<std::size_t>(table.columns()), -1e30);
+      std::vector<double> above(static_cast<std::size_t>(table.columns().count()), -1e30);
       for (float& h : highest) h = normal(random);
-      for (std::int64_t c = 0; c < table.columns(); ++c) {
+      for (std::int64_t c = 0; c < table.columns().count(); ++c) {
         std::vector<float> keys(static_cast<std::size_t>(slots * dim));
         cache.pool().store()->read_keys(table.page(c, head), keys.data());
         const int live = std::popcount(table.live(c));
@@ -220,13 +222,13 @@ TEST(Demotion, ChoosesByTheDefinition) {
       for (float& h : highest) h += shift;
       for (double& a : above) a -= static_cast<double>(shift);
       std::vector<std::int64_t> order;
-      for (std::int64_t c = 0; c < table.columns(); ++c)
+      for (std::int64_t c = 0; c < table.columns().count(); ++c)
         if (above[static_cast<std::size_t>(c)] > -std::log(1000.0)) order.push_back(c);
       std::ranges::sort(order, [&](std::int64_t a, std::int64_t b) {
         return above[static_cast<std::size_t>(a)] > above[static_cast<std::size_t>(b)];
       });
       cut += std::ssize(order) > most ? 1 : 0;
-      some += !order.empty() && std::ssize(order) < table.columns() ? 1 : 0;
+      some += !order.empty() && std::ssize(order) < table.columns().count() ? 1 : 0;
       if (std::ssize(order) > most) order.resize(static_cast<std::size_t>(most));
       std::ranges::sort(order);
       LaneRow row{layer, head, 0, &batch, head, cache.pool().store(), group, dim, queries.data(), 0};

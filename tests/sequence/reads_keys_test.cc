@@ -70,14 +70,14 @@ void expect_those_of_pages(const PageStore& store, const KvSequence& sequence, c
   std::int64_t compared = 0;
   for (int t = 0; t < sequence.governed_tables(); ++t) {
     const PageTable& table = sequence.table(t);
-    const auto lanes = static_cast<std::size_t>(table.lanes());
+    const auto lanes = static_cast<std::size_t>(table.pages().lanes());
     for (const auto& frame : table.frames())
       for (const PageEntry& entry : table.entries_of(frame))
         for (std::size_t lane = 0; lane < lanes; ++lane) {
-          store.read_keys(table.pages_of(entry.column)[lane], page.data());
+          store.read_keys(table.pages().of(entry.column)[lane], page.data());
           for (SlotMask rest = entry.live; rest != 0; rest &= rest - 1) {
             const int slot = std::countr_zero(rest);
-            const std::vector<float>& keys = shown.at({t, table.index(entry.column, slot)});
+            const std::vector<float>& keys = shown.at({t, table.columns().index(entry.column, slot)});
             const std::size_t dim = keys.size() / lanes;
             const std::vector<float> own(page.begin() + static_cast<std::ptrdiff_t>(dim) * slot,
                                          page.begin() + static_cast<std::ptrdiff_t>(dim) * (slot + 1));
