@@ -16,38 +16,33 @@ namespace kvasir {
 class FreshPages {
  public:
   FreshPages(int lanes, PagePool* pool, const PageClasses& classes)
-      : lanes_(static_cast<std::size_t>(lanes)), classes_(classes), open_{PageRefs(pool)}, sealed_{PageRefs(pool)} {}
+      : lanes_(static_cast<std::size_t>(lanes)), classes_(classes), refs_(pool) {}
 
   // New pages for so many columns of each form. False where there is no room for all. Called once.
   bool try_allocate(std::uint64_t open, std::uint64_t sealed, PageContent content = PageContent::kZero) {
-    return open_.refs.try_allocate_columns(open, lanes_, classes_.open, content) &&
-           sealed_.refs.try_allocate_columns(sealed, lanes_, classes_.sealed, content);
+    next_sealed_ = open * lanes_;
+    return refs_.try_allocate_columns(open, lanes_, classes_.open, content) &&
+           refs_.try_allocate_columns(sealed, lanes_, classes_.sealed, content);
   }
-  // Further references to pages in use, of one form.
-  void add(std::span<const PageId> pages, bool sealed) { form(sealed).refs.add(pages); }
+  // Refers to pages in use instead, all of one form. Called once.
+  void add(std::span<const PageId> pages) { refs_.add(pages); }
 
   // Those of the column that is handed out `ahead` columns after the next one.
   std::span<const PageId> next(bool sealed, std::size_t ahead = 0) const {
-    const Form& of = sealed ? sealed_ : open_;
-    return of.refs.ids().subspan(of.used + ahead * lanes_, lanes_);
+    return refs_.ids().subspan((sealed ? next_sealed_ : next_open_) + ahead * lanes_, lanes_);
   }
   // Moves the references of the next column to [at, at + lanes) of `to`, which gives back what was there.
   void hand_out(bool sealed, PageRefs& to, std::size_t at) {
-    Form& of = form(sealed);
-    to.take(at, of.refs, std::exchange(of.used, of.used + lanes_), lanes_);
+    std::size_t& next = sealed ? next_sealed_ : next_open_;
+    to.take(at, refs_, std::exchange(next, next + lanes_), lanes_);
   }
 
  private:
-  struct Form {
-    PageRefs refs;         // [column][lane]
-    std::size_t used = 0;  // handed out
-  };
-  Form& form(bool sealed) { return sealed ? sealed_ : open_; }
-
   std::size_t lanes_;
   PageClasses classes_;
-  Form open_;
-  Form sealed_;
+  PageRefs refs_;  // [column][lane], open ones first
+  std::size_t next_open_ = 0;
+  std::size_t next_sealed_ = 0;
 };
 
 // Adds a move, or extends the last one by it.

@@ -1,6 +1,7 @@
 #include "kv/kv_cache.h"
 
 #include <algorithm>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -139,28 +140,33 @@ Result<KvSequence> KvCache::fork(const KvSequence& sequence) {
   return fork;
 }
 
+namespace {
+
+// The sum of a figure over tables.
+template <class Figure>
+auto sum_of(std::span<const PageTable> tables, const Figure& figure) {
+  auto sum = decltype(std::invoke(figure, tables.front()))();
+  for (const PageTable& table : tables) sum += std::invoke(figure, table);
+  return sum;
+}
+
+}  // namespace
+
 std::int64_t KvSequence::longest() const {
-  std::int64_t most = 0;
-  for (const PageTable& table : governed()) most = std::max(most, table.length());
-  return most;
+  return std::ranges::max_element(governed(), {}, &PageTable::length)->length();
 }
 
 std::int64_t KvSequence::shortest() const {
-  std::int64_t least = next_index();
-  for (const PageTable& table : governed()) least = std::min(least, table.length());
-  return least;
+  return std::ranges::min_element(governed(), {}, &PageTable::length)->length();
 }
 
 double KvSequence::mean_length() const {
-  double sum = 0;
-  for (const PageTable& table : governed()) sum += static_cast<double>(table.length());
-  return sum / static_cast<double>(governed_);
+  return static_cast<double>(sum_of(governed(), &PageTable::length)) / static_cast<double>(governed_);
 }
 
 double KvSequence::mean_stored() const {
-  double sum = 0;
-  for (const PageTable& table : governed()) sum += static_cast<double>(table.tokens().stored());
-  return sum / static_cast<double>(governed_);
+  const auto stored = [](const PageTable& table) { return table.tokens().stored(); };
+  return static_cast<double>(sum_of(governed(), stored)) / static_cast<double>(governed_);
 }
 
 void KvSequence::give_back() {
@@ -183,12 +189,8 @@ TokenIndex KvSequence::truncatable_from() const {
 }
 
 double KvSequence::dead_share() const {
-  std::int64_t dead = 0, written = 0;
-  for (const PageTable& table : governed()) {
-    const std::int64_t of_table = table.tokens().dead_slots();
-    dead += of_table;
-    written += of_table + table.tokens().stored();
-  }
+  const auto dead = sum_of(governed(), [](const PageTable& table) { return table.tokens().dead_slots(); });
+  const auto written = sum_of(governed(), [](const PageTable& table) { return table.tokens().written; });
   return written > 0 ? static_cast<double>(dead) / static_cast<double>(written) : 0;
 }
 
@@ -202,21 +204,15 @@ KvSequence::Room KvSequence::plan_append(int tokens) const {
 }
 
 std::uint64_t KvSequence::table_bytes() const {
-  std::uint64_t bytes = 0;
-  for (const PageTable& table : tables_) bytes += table.bytes();
-  return bytes;
+  return sum_of(tables_, &PageTable::bytes);
 }
 
 std::uint64_t KvSequence::page_bytes() const {
-  std::uint64_t bytes = 0;
-  for (const PageTable& table : tables_) bytes += table.memory().page_bytes();
-  return bytes;
+  return sum_of(tables_, [](const PageTable& table) { return table.memory().page_bytes(); });
 }
 
 std::uint64_t KvSequence::own_page_bytes() const {
-  std::uint64_t bytes = 0;
-  for (const PageTable& table : tables_) bytes += table.memory().own_page_bytes();
-  return bytes;
+  return sum_of(tables_, [](const PageTable& table) { return table.memory().own_page_bytes(); });
 }
 
 TableColumns::Encodings KvSequence::encodings() const {
@@ -230,18 +226,6 @@ TableColumns::Encodings KvSequence::encodings() const {
     all.most = std::max(all.most, of_table.most);
   }
   return all;
-}
-
-std::uint64_t KvSequence::slots_moved() const {
-  std::uint64_t slots = 0;
-  for (const PageTable& table : tables_) slots += table.pages().slots_moved();
-  return slots;
-}
-
-std::uint64_t KvSequence::pages_copied() const {
-  std::uint64_t pages = 0;
-  for (const PageTable& table : tables_) pages += table.pages().pages_copied();
-  return pages;
 }
 
 Status KvSequence::append(int tokens) {

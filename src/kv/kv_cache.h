@@ -122,8 +122,6 @@ class KvSequence {
   std::uint64_t table_bytes() const;     // charged for the arrays of all tables
   std::uint64_t page_bytes() const;      // charged for pages, shared ones too
   std::uint64_t own_page_bytes() const;  // of these, for pages that nobody else refers to
-  std::uint64_t slots_moved() const;     // of one lane, over tables, so far
-  std::uint64_t pages_copied() const;    // because they were shared and written, so far
   // How often tokens were encoded, over lanes (TableColumns::encodings).
   TableColumns::Encodings encodings() const;
 

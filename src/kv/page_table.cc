@@ -82,7 +82,7 @@ Status PageTable::adopt(std::span<const PageId> pages) {
   if (!budget.make_available(bytes)) return kv_memory_full(budget, bytes);
   const bool sealed = layout().encoded();
   FreshPages shared = this->pages().fresh();
-  shared.add(pages, sealed);
+  shared.add(pages);
   reserve_columns(whole);
   for (std::int64_t i = 0; i < whole; ++i) {
     const std::uint32_t column = t.columns.take(shared, sealed);

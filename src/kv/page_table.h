@@ -43,7 +43,6 @@
 #include <span>
 
 #include "base/bytes.h"
-#include "kv/pass_seals.h"
 #include "kv/table_memory.h"
 #include "kv/table_tokens.h"
 

@@ -94,11 +94,11 @@ std::uint32_t TableColumns::take_spare(bool sealed) {
 }
 
 void TableColumns::share(const TableColumns& other) {
-  columns_.assign(other.columns_.begin(), other.columns_.end());
+  columns_ = other.columns_;
   pages_.share(other.pages_);
-  offsets_.assign(other.offsets_.begin(), other.offsets_.end());
-  encodings_.assign(other.encodings_.begin(), other.encodings_.end());
-  free_.assign(other.free_.begin(), other.free_.end());
+  offsets_ = other.offsets_;
+  encodings_ = other.encodings_;
+  free_ = other.free_;
   count_ = other.count_;
   for (const std::uint32_t column : other.spares_) release(column);
 }

@@ -10,9 +10,41 @@
 
 #include "backend/batch.h"
 #include "kv/column_pages.h"
-#include "kv/page_table_layout.h"
+#include "kv/keep_plan.h"
 
 namespace kvasir {
+
+// How a table holds its tokens: which may leave, the positions of their keys, and the classes of their pages.
+struct PageTableLayout {
+  static constexpr int kMaxFrames = 32;
+  static constexpr int kMaxColumnEntries = 4;
+  // The same of lists with one run whose pages are encoded: a hole costs less there than to encode tokens again.
+  static constexpr int kMaxEncodedFrames = 64;
+  static constexpr int kMaxEncodedColumnEntries = 8;
+
+  bool lists = false;                        // any tokens may leave; otherwise ranges
+  bool original_positions = false;           // REQUIRES: lists, and no other run
+  std::vector<std::int64_t> run_capacities;  // tokens that runs 1, 2, ... hold. REQUIRES: lists if not empty
+  // Ranges: rows attend to keys less than this many positions before them, in every layer; 0: to all.
+  Position window = 0;
+  // Ranges: first tokens of the text that come nearer to later tokens as what lies behind them is dropped. Their
+  // pages are never given back.
+  TokenIndex sinks = 0;
+  // Of its pages. Different: see Sealing in page_table.h.
+  PageClasses classes;
+  int recent = 0;
+
+  int runs() const { return 1 + static_cast<int>(run_capacities.size()); }
+  bool encoded() const { return classes.sealed != classes.open; }
+  // Lists whose compaction leaves most columns as they are.
+  bool packs() const { return encoded() && lists && run_capacities.empty(); }
+  int most_frames() const { return packs() ? kMaxEncodedFrames : kMaxFrames; }
+  int most_column_entries() const { return packs() ? kMaxEncodedColumnEntries : kMaxColumnEntries; }
+  // Columns of run 0 that are open at once, where pages are encoded.
+  int open_capacity(int slots) const { return encoded() ? recent / slots + 2 : 0; }
+  // The token from which on a column of run 0 whose newest token will be `newest` is read encoded.
+  TokenIndex first_reader(TokenIndex newest) const { return newest + 1 + recent; }
+};
 
 class TableColumns {
  public:
@@ -30,7 +62,7 @@ class TableColumns {
 
   // The pool and its budget outlive the columns.
   TableColumns(int lanes, PagePool* pool, const PageTableLayout& layout)
-      : layout_(layout), slots_(static_cast<std::size_t>(pool->shape().slots)), pages_(lanes, pool, layout.classes) {}
+      : layout_(layout), slots_(static_cast<std::size_t>(pool->format().slots)), pages_(lanes, pool, layout.classes) {}
 
   const PageTableLayout& layout() const { return layout_; }
   int slots() const { return static_cast<int>(slots_); }
@@ -55,19 +87,16 @@ class TableColumns {
   SlotMask slots_of(std::uint32_t column, TokenIndex begin, TokenIndex end) const;
   // Indices relative to the column's first, of the slots written. REQUIRES: lists.
   std::span<std::uint32_t> offsets(std::uint32_t column) {
-    return std::span(offsets_).subspan(std::size_t{column} * slots_, static_cast<std::size_t>(columns_[column].used));
+    return {offsets_.data() + column * slots_, static_cast<std::size_t>(columns_[column].used)};
   }
   std::span<const std::uint32_t> offsets(std::uint32_t column) const {
-    return std::span(offsets_).subspan(std::size_t{column} * slots_, static_cast<std::size_t>(columns_[column].used));
+    return {offsets_.data() + column * slots_, static_cast<std::size_t>(columns_[column].used)};
   }
-
   // How often the token in each slot was encoded, up to 255: when its page was sealed, and each time that it was
   // packed, handed on or rotated. [slots]. REQUIRES: the format is encoded.
-  std::span<std::uint8_t> encodings(std::uint32_t column) {
-    return std::span(encodings_).subspan(std::size_t{column} * slots_, slots_);
-  }
+  std::span<std::uint8_t> encodings(std::uint32_t column) { return {encodings_.data() + column * slots_, slots_}; }
   std::span<const std::uint8_t> encodings(std::uint32_t column) const {
-    return std::span(encodings_).subspan(std::size_t{column} * slots_, slots_);
+    return {encodings_.data() + column * slots_, slots_};
   }
   // The slots of a column were encoded.
   void count_encodings(std::uint32_t column, SlotMask slots);
@@ -122,6 +151,49 @@ class TableColumns {
   std::vector<std::uint32_t> spares_;
   int count_ = 0;
   std::uint64_t encoded_again_ = 0;
+};
+
+// The columns that the pass at hand seals, and their open pages, which rows before the first reader of the encoded ones
+// still read (Sealing in page_table.h).
+class PassSeals {
+ public:
+  struct Seal {
+    std::uint32_t column = 0;
+    TokenIndex first_reader = 0;  // the first token that reads the encoded pages
+    int open = -1;                // place of the open pages in open_pages(); -1: the column was not there before
+  };
+
+  explicit PassSeals(PagePool* pool) : open_pages_(pool) {}
+
+  std::span<const Seal> all() const { return seals_; }                      // in order of token
+  std::span<const PageId> open_pages() const { return open_pages_.ids(); }  // [Seal::open][lane]
+  int kept_columns() const { return kept_; }                                // whose open pages are kept
+
+  void reserve(int seals) { seals_.reserve(static_cast<std::size_t>(seals)); }
+  // Of a column whose pages are encoded from the start.
+  void add(std::uint32_t column, TokenIndex first_reader) { seals_.push_back({column, first_reader, -1}); }
+  // Of an open column, which gets the next of the fresh encoded pages.
+  void add(std::uint32_t column, TokenIndex first_reader, TableColumns& columns, FreshPages& fresh) {
+    const auto lanes = static_cast<std::size_t>(columns.pages().lanes());
+    columns.pages().hand_over(column, open_pages_, static_cast<std::size_t>(kept_) * lanes);
+    columns.replace_pages(column, fresh, true);
+    seals_.push_back({column, first_reader, kept_++});
+  }
+  // The pass has ended: gives the open pages back.
+  void clear() {
+    seals_.clear();
+    open_pages_.reset(0, open_pages_.size());
+    kept_ = 0;
+  }
+
+  // Open pages of so many columns.
+  void reserve_pages(std::size_t pages) { open_pages_.reserve(pages); }
+  std::uint64_t allocated_bytes() const { return open_pages_.capacity() * sizeof(PageId); }
+
+ private:
+  std::vector<Seal> seals_;
+  PageRefs open_pages_;
+  int kept_ = 0;
 };
 
 }  // namespace kvasir

@@ -318,21 +318,15 @@ void TableTokens::lay_out_whole(std::span<const std::uint32_t> in_order, Positio
 }
 
 void TableTokens::share(const TableTokens& other) {
-  original = other.original;
   columns.share(other.columns);
-  frames.assign(other.frames.begin(), other.frames.end());
-  entry_first.assign(other.entry_first.begin(), other.entry_first.end());
+  runs = other.runs;
+  frames = other.frames;
+  entry_first = other.entry_first;
   next_index = other.next_index;
   length = other.length;
   given_back = other.given_back;
   written = other.written;
-  for (std::size_t r = 0; r < runs.size(); ++r) {
-    const Run& from = other.runs[r];
-    runs[r].entries.assign(from.entries.begin(), from.entries.end());
-    runs[r].next_ordinal = from.next_ordinal;
-    runs[r].columns = from.columns;
-    runs[r].tail = from.tail;
-  }
+  original = other.original;
 }
 
 std::uint64_t TableTokens::bytes_at(int lanes, int slots, const PageTableLayout& layout, std::int64_t capacity) {

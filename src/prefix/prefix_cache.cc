@@ -41,7 +41,7 @@ PrefixCache::PrefixCache(KvCache* cache, std::uint64_t most_bytes)
       most_bytes_(most_bytes),
       slots_(cache->shape().page.slots),
       lanes_(static_cast<std::size_t>(cache->shape().all_lanes())),
-      owner_(cache->pool().add_owner()),
+      owner_(cache->pool().owners().add()),
       charge_(&cache->budget()) {
   cache->pool().mark_cached(owner_, {});
 }
@@ -49,7 +49,7 @@ PrefixCache::PrefixCache(KvCache* cache, std::uint64_t most_bytes)
 PrefixCache::~PrefixCache() {
   listener_ = nullptr;
   clear();
-  cache_->pool().remove_owner(owner_);
+  cache_->pool().owners().remove(owner_);
 }
 
 std::uint64_t PrefixCache::node_bytes() const {

@@ -239,9 +239,9 @@ TEST_F(PageTableTest, MaskingInAForkCopiesNothing) {
   ASSERT_TRUE(twin->only_table().apply(plan).ok());
   EXPECT_EQ(test::dump(table()), trunk);
   EXPECT_EQ(cache_->pool().in_use(), 2u * 3u);
-  EXPECT_EQ(twin->pages_copied(), 0u);
+  EXPECT_EQ(twin->only_table().pages().pages_copied(), 0u);
   ASSERT_TRUE(twin->only_table().append(1).ok());  // writes to the open column, which is shared
-  EXPECT_EQ(twin->pages_copied(), 2u);
+  EXPECT_EQ(twin->only_table().pages().pages_copied(), 2u);
   EXPECT_EQ(cache_->pool().in_use(), 2u * 4u);
   EXPECT_EQ(test::dump(table()), trunk);
 }
@@ -283,7 +283,7 @@ TEST(PageTableLists, CompactingAForkCopiesThePagesItWrites) {
   plan.drop = {{40, 41}, {60, 61}};
   ASSERT_TRUE(table.apply(plan).ok());
   EXPECT_EQ(table.tokens().dead_slots(), 2);
-  EXPECT_EQ(fork->pages_copied(), 0u);
+  EXPECT_EQ(fork->only_table().pages().pages_copied(), 0u);
   EXPECT_EQ(cache->pool().in_use(), 2u * 5u);
 
   // Columns 0 and 1 stay as they are, and shared; what is left of column 4 joins what is left of column 2.
@@ -292,7 +292,7 @@ TEST(PageTableLists, CompactingAForkCopiesThePagesItWrites) {
   EXPECT_EQ(table.length(), 47);
   EXPECT_EQ(table.tokens().dead_slots(), 0);
   EXPECT_EQ(table.columns().count(), 3);
-  EXPECT_EQ(fork->pages_copied(), 2u);
+  EXPECT_EQ(fork->only_table().pages().pages_copied(), 2u);
   EXPECT_EQ(cache->pool().in_use(), 2u * 6u);
   EXPECT_EQ(table.memory().sharing_reserve(), 2 * column);
   EXPECT_EQ(test::dump(trunk.only_table()), before);

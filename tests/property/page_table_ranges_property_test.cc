@@ -249,10 +249,10 @@ class World {
     KeepPlan plan;
     plan.drop.push_back(range);
     plan.realign = realign;
-    const std::uint64_t copied = twin.real.pages_copied();
+    const std::uint64_t copied = twin.real.only_table().pages().pages_copied();
     const Status status = twin.real.only_table().apply(plan);
     ASSERT_EQ(status.ok(), expected) << status.message() << before;
-    ASSERT_EQ(twin.real.pages_copied(), copied);
+    ASSERT_EQ(twin.real.only_table().pages().pages_copied(), copied);
     if (!expected) {
       ++(shape.frames > PageTableLayout::kMaxFrames ? counts.drops_frames : counts.drops_entries);
       ASSERT_EQ(status.code(), StatusCode::kUnsupported);
