@@ -168,9 +168,9 @@ int run(int steps, std::int64_t small, std::int64_t large, int evicted) {
       double moved = 0;
       for (int repetition = 0; repetition < 3; ++repetition) {
         Table table(cases(n)[i].spec, n, cases(n)[i].forked);
-        const std::uint64_t moved_before = table.pages().slots_moved();
+        const std::uint64_t moved_before = table.slots_moved();
         table.run(seconds, caches);
-        moved = static_cast<double>(table.pages().slots_moved() - moved_before) / steps;
+        moved = static_cast<double>(table.slots_moved() - moved_before) / steps;
       }
       figures[which] = Table::figures_of(std::move(seconds), moved);
     }

@@ -144,7 +144,7 @@ namespace {
 
 // The sum of a figure over tables.
 template <class Figure>
-auto sum_of(std::span<const PageTable> tables, const Figure& figure) {
+auto sum_over(std::span<const PageTable> tables, const Figure& figure) {
   auto sum = decltype(std::invoke(figure, tables.front()))();
   for (const PageTable& table : tables) sum += std::invoke(figure, table);
   return sum;
@@ -161,12 +161,12 @@ std::int64_t KvSequence::shortest() const {
 }
 
 double KvSequence::mean_length() const {
-  return static_cast<double>(sum_of(governed(), &PageTable::length)) / static_cast<double>(governed_);
+  return static_cast<double>(sum_over(governed(), &PageTable::length)) / static_cast<double>(governed_);
 }
 
 double KvSequence::mean_stored() const {
   const auto stored = [](const PageTable& table) { return table.tokens().stored(); };
-  return static_cast<double>(sum_of(governed(), stored)) / static_cast<double>(governed_);
+  return static_cast<double>(sum_over(governed(), stored)) / static_cast<double>(governed_);
 }
 
 void KvSequence::give_back() {
@@ -189,8 +189,8 @@ TokenIndex KvSequence::truncatable_from() const {
 }
 
 double KvSequence::dead_share() const {
-  const auto dead = sum_of(governed(), [](const PageTable& table) { return table.tokens().dead_slots(); });
-  const auto written = sum_of(governed(), [](const PageTable& table) { return table.tokens().written; });
+  const auto dead = sum_over(governed(), [](const PageTable& table) { return table.tokens().dead_slots(); });
+  const auto written = sum_over(governed(), [](const PageTable& table) { return table.tokens().written; });
   return written > 0 ? static_cast<double>(dead) / static_cast<double>(written) : 0;
 }
 
@@ -204,15 +204,15 @@ KvSequence::Room KvSequence::plan_append(int tokens) const {
 }
 
 std::uint64_t KvSequence::table_bytes() const {
-  return sum_of(tables_, &PageTable::bytes);
+  return sum_over(tables_, &PageTable::bytes);
 }
 
 std::uint64_t KvSequence::page_bytes() const {
-  return sum_of(tables_, [](const PageTable& table) { return table.memory().page_bytes(); });
+  return sum_over(tables_, [](const PageTable& table) { return table.memory().page_bytes(); });
 }
 
 std::uint64_t KvSequence::own_page_bytes() const {
-  return sum_of(tables_, [](const PageTable& table) { return table.memory().own_page_bytes(); });
+  return sum_over(tables_, [](const PageTable& table) { return table.memory().own_page_bytes(); });
 }
 
 TableColumns::Encodings KvSequence::encodings() const {

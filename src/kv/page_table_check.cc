@@ -33,30 +33,29 @@ class Soundness {
         ((layout_.lists || t_.given_back.empty()) && t_.given_back.end != 0))
       return false;
     // Neither sinks nor what the next token attends to.
-    if (!t_.given_back.empty() &&
-        (t_.given_back.begin < layout_.sinks || t_.given_back.begin - layout_.sinks >= slots_ ||
-         t_.given_back.end > t_.next_index - layout_.window + 1))
-      return false;
-    return true;
+    return t_.given_back.empty() ||
+           (t_.given_back.begin >= layout_.sinks && t_.given_back.begin - layout_.sinks < slots_ &&
+            t_.given_back.end <= t_.next_index - layout_.window + 1);
   }
 
   // Whether entries lie within their runs, and hold what their frames say. Collects what they hold.
   bool entries_are_sound() {
     std::int64_t retained = 0;       // by the frames so far
     std::int64_t without_pages = 0;  // of these
-    if (!(!t_.frames.empty() && t_.frames.size() <= static_cast<std::size_t>(layout_.most_frames()))) return false;
-    if (!(t_.frames.back().run == 0)) return false;
+    if (t_.frames.empty() || t_.frames.size() > static_cast<std::size_t>(layout_.most_frames()) ||
+        t_.frames.back().run != 0)
+      return false;
     const std::vector<PageEntry>& entered = t_.runs.front().entries;
-    if (!(t_.entry_first.size() == (t_.original ? entered.size() : 0))) return false;
+    if (t_.entry_first.size() != (t_.original ? entered.size() : 0)) return false;
     for (std::size_t e = 0; e < t_.entry_first.size(); ++e)
-      if (!(t_.entry_first[e] == columns_[entered[e].column].first)) return false;
+      if (t_.entry_first[e] != columns_[entered[e].column].first) return false;
     std::vector<std::uint32_t> reached(t_.runs.size(), 0);  // entries of each run, frame by frame
     for (const TableTokens::Frame& frame : t_.frames) {
       const auto r = static_cast<std::size_t>(frame.run);
-      if (!(frame.begin >= reached[r] && frame.end >= frame.begin && frame.end <= t_.runs[r].entries.size()))
+      if (frame.begin < reached[r] || frame.end < frame.begin || frame.end > t_.runs[r].entries.size() ||
+          (frame.tokens <= 0 && &frame != &t_.frames.back()))
         return false;
       reached[r] = frame.end;
-      if (!(frame.tokens > 0 || &frame == &t_.frames.back())) return false;
       // Nothing but tokens of ranges can be without a page.
       const IndexRange of_frame = layout_.lists ? IndexRange{} : t_.tokens_of(frame, retained);
       std::int64_t held =
@@ -65,8 +64,9 @@ class Soundness {
       retained += frame.tokens;
       for (const PageEntry& entry : t_.entries_of(frame)) {
         const TableColumns::Column& column = columns_[entry.column];
-        if (!(entry.live != 0 && (entry.live & ~slot_range(0, column.used)) == 0)) return false;
-        if (!((entry.live & live_of_column_[entry.column]) == 0 && entry.ordinal == column.ordinal)) return false;
+        if (entry.live == 0 || (entry.live & ~slot_range(0, column.used)) != 0 ||
+            (entry.live & live_of_column_[entry.column]) != 0 || entry.ordinal != column.ordinal)
+          return false;
         live_of_column_[entry.column] |= entry.live;
         ++entries_of_column_[entry.column];
         for (SlotMask left = entry.live; left != 0; left &= left - 1, ++held) {
@@ -77,8 +77,7 @@ class Soundness {
           without_pages_before_.push_back(without_pages);
         }
       }
-      if (!(held == frame.tokens)) return false;
-      if (!(frame.run == 0 || held <= t_.runs[r].capacity)) return false;
+      if (held != frame.tokens || (frame.run != 0 && held > t_.runs[r].capacity)) return false;
       length_ += held;
     }
     return length_ == t_.length && retained == t_.length;
@@ -100,11 +99,11 @@ class Soundness {
       if (spare[c] && column.used != 0) return false;
       if (column.used == 0) continue;  // a free handle, or a spare column
       ++in_runs;
-      if (!(column.live == live_of_column_[c] && column.entries == entries_of_column_[c])) return false;
-      if (!(column.used <= slots_)) return false;
-      if (!(column.entries > 0 || (!layout_.lists && c == t_.runs.front().tail))) return false;
-      if (!(column.entries <= layout_.most_column_entries())) return false;
-      if (column.sealed && (!layout_.encoded() || column.used != slots_)) return false;
+      if (column.live != live_of_column_[c] || column.entries != entries_of_column_[c] || column.used < 0 ||
+          column.used > slots_ || column.entries > layout_.most_column_entries() ||
+          (column.entries == 0 && (layout_.lists || c != t_.runs.front().tail)) ||
+          (column.sealed && (!layout_.encoded() || column.used != slots_)))
+        return false;
       for (int s = 1; s < column.used; ++s)
         if (!(columns_.index(c, s) > columns_.index(c, s - 1)) && !is_padding(c, s)) return false;
       written += column.used;
@@ -202,11 +201,11 @@ class Soundness {
 
   bool positions_are_sound() const {
     // Frames are in order of token, and each retained token stands behind all retained tokens with smaller indices.
-    if (!(std::ranges::is_sorted(tokens_))) return false;
+    if (!std::ranges::is_sorted(tokens_)) return false;
     for (std::size_t i = 0; i < tokens_.size(); ++i) {
       // A frame may begin with sinks and go on behind tokens without pages.
       const std::int64_t missing = tokens_[i].first < t_.given_back.begin ? 0 : without_pages_before_[i];
-      if (!(tokens_[i].second == (t_.original ? tokens_[i].first : static_cast<Position>(i) + missing))) return false;
+      if (tokens_[i].second != (t_.original ? tokens_[i].first : static_cast<Position>(i) + missing)) return false;
     }
     return layout_.lists || t_.next_index + t_.frames.back().rotation + t_.frames.back().origin == t_.length;
   }

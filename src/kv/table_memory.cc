@@ -65,7 +65,7 @@ std::uint64_t TableMemory::own_page_bytes() const {
 // Columns that moves after a pass of `tokens` tokens may take, beyond what the runs give back meanwhile: a run is a
 // ring of its capacity, so it never holds more columns than that fills, and one. The first of a run has open pages;
 // each other takes the open pages of the one before, for which its own are encoded.
-TableMemory::Spares TableMemory::spares_needed(int tokens) const {
+void TableMemory::plan_spares(int tokens, AppendPlan* plan) const {
   const auto slots = static_cast<std::int64_t>(columns_.slots());
   const bool encoded = columns_.layout().encoded();
   std::int64_t needed = 0;
@@ -82,9 +82,8 @@ TableMemory::Spares TableMemory::spares_needed(int tokens) const {
   std::int64_t held_open = 0;
   for (const std::uint32_t column : columns_.spares()) held_open += encoded && !columns_[column].sealed;
   const std::int64_t held = std::ssize(columns_.spares()) - held_open;
-  const std::int64_t open_left = std::max<std::int64_t>(open - held_open, 0);
-  const std::int64_t left = std::max<std::int64_t>(needed - open - held, 0);
-  return {static_cast<int>(left + open_left), static_cast<int>(open_left)};
+  plan->open_spares = static_cast<int>(std::max<std::int64_t>(open - held_open, 0));
+  plan->spares = plan->open_spares + static_cast<int>(std::max<std::int64_t>(needed - open - held, 0));
 }
 
 TableMemory::AppendPlan TableMemory::plan_append(int tokens) const {
@@ -107,11 +106,7 @@ TableMemory::AppendPlan TableMemory::plan_append(int tokens) const {
     });
     for (TokenIndex last = next + room + slots - 1; layout.first_reader(last) <= newest; last += slots) ++plan.sealed;
   }
-  if (tokens_.runs.size() > 1) {
-    const Spares spares = spares_needed(tokens);
-    plan.spares = spares.all;
-    plan.open_spares = spares.open;
-  }
+  if (tokens_.runs.size() > 1) plan_spares(tokens, &plan);
   plan.columns += plan.spares;
   plan.pages += static_cast<std::uint64_t>(plan.columns + plan.seals) * lanes;
   if (layout.encoded())

@@ -52,11 +52,7 @@ class TableMemory {
   std::vector<std::uint32_t> shared_columns(IndexRange range) const;
 
  private:
-  struct Spares {
-    int all = 0;
-    int open = 0;
-  };
-  Spares spares_needed(int tokens) const;
+  void plan_spares(int tokens, AppendPlan* plan) const;
   template <class Applies>
   int count_open(const Applies& applies) const;
   int shared_open_columns() const;

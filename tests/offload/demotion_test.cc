@@ -193,9 +193,9 @@ TEST(Demotion, ChoosesByTheDefinition) {
       const int layer = trial % 3, head = trial % model->config.governed().kv_heads;
       const DemotedPages& table = tables[static_cast<std::size_t>(layer)];
       // By the definition, in double, from the keys as they are read.
-      std::vector<double> above(static_cast<std::size_t>(table.columns().count()), -1e30);
+      std::vector<double> above(static_cast<std::size_t>(table.columns()), -1e30);
       for (float& h : highest) h = normal(random);
-      for (std::int64_t c = 0; c < table.columns().count(); ++c) {
+      for (std::int64_t c = 0; c < table.columns(); ++c) {
         std::vector<float> keys(static_cast<std::size_t>(slots * dim));
         cache.pool().store()->read_keys(table.page(c, head), keys.data());
         const int live = std::popcount(table.live(c));
@@ -222,13 +222,13 @@ TEST(Demotion, ChoosesByTheDefinition) {
       for (float& h : highest) h += shift;
       for (double& a : above) a -= static_cast<double>(shift);
       std::vector<std::int64_t> order;
-      for (std::int64_t c = 0; c < table.columns().count(); ++c)
+      for (std::int64_t c = 0; c < table.columns(); ++c)
         if (above[static_cast<std::size_t>(c)] > -std::log(1000.0)) order.push_back(c);
       std::ranges::sort(order, [&](std::int64_t a, std::int64_t b) {
         return above[static_cast<std::size_t>(a)] > above[static_cast<std::size_t>(b)];
       });
       cut += std::ssize(order) > most ? 1 : 0;
-      some += !order.empty() && std::ssize(order) < table.columns().count() ? 1 : 0;
+      some += !order.empty() && std::ssize(order) < table.columns() ? 1 : 0;
       if (std::ssize(order) > most) order.resize(static_cast<std::size_t>(most));
       std::ranges::sort(order);
       LaneRow row{layer, head, 0, &batch, head, cache.pool().store(), group, dim, queries.data(), 0};
