@@ -89,17 +89,17 @@ class Table {
       observe(chunk);
       plan_.clear();
       policy_->end_chunk(chunk, 0, plan_);
-      const std::uint64_t moved = table().slots_moved();
+      const std::uint64_t moved = table().pages().slots_moved();
       caches.run();
       const double decided = now();
       if (!table().apply(plan_).ok()) std::exit(1);
       const double applied = now();
-      const bool compacted = table().runs() == 1 && table().slots_moved() > moved;
+      const bool compacted = table().layout().runs() == 1 && table().pages().slots_moved() > moved;
       double& least = seconds[static_cast<std::size_t>(i)];
       if (!compacted) least = std::min(least, described - start + applied - decided);
     }
   }
-  std::uint64_t slots_moved() { return table().slots_moved(); }
+  std::uint64_t slots_moved() { return table().pages().slots_moved(); }
   static Figures figures_of(std::vector<double> seconds, double slots_moved) {
     Figures figures;
     figures.slots_moved = slots_moved;

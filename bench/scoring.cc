@@ -80,7 +80,7 @@ double attention_seconds(std::int64_t tokens, int steps, CacheEviction& caches) 
   check(sequence.append(static_cast<int>(tokens)));
   std::mt19937 random(1);
   std::vector<std::uint16_t> page(kv.page.bytes() / sizeof(std::uint16_t));
-  for (const PageId id : sequence.only_table().pages()) {
+  for (const PageId id : sequence.only_table().pages().all()) {
     for (std::uint16_t& half : page) half = static_cast<std::uint16_t>(0x3000 + (random() & 0x87ff));  // up to 0.5
     store.write(id, std::as_bytes(std::span(page)));
   }

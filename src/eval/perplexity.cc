@@ -244,7 +244,7 @@ class SideBySide {
     for (Track& track : tracks_) {
       track.result.sums.times += track.reader->times();
       track.result.sums.timed_tokens += track.reader->tokens_timed();
-      const PageTable::Encodings encodings = track.reader->encodings();
+      const TableColumns::Encodings encodings = track.reader->encodings();
       track.result.sums.encodings += static_cast<double>(encodings.sum);
       track.result.sums.encoded += static_cast<std::int64_t>(encodings.tokens);
       track.result.encodings_max = std::max(track.result.encodings_max, encodings.most);

@@ -11,7 +11,7 @@ void retained_ids(const PageTable& table, std::vector<TokenIndex>& ids) {
   for (const PageTable::Frame& frame : table.frames())
     for (const PageEntry& entry : table.entries_of(frame))
       for (SlotMask live = entry.live; live != 0; live &= live - 1)
-        ids.push_back(table.index(entry.column, std::countr_zero(live)));
+        ids.push_back(table.columns().index(entry.column, std::countr_zero(live)));
 }
 
 std::vector<std::vector<std::vector<TokenIndex>>> retained_by_layer(const KvSequence& sequence, int layers) {

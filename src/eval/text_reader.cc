@@ -59,7 +59,7 @@ class CachedReader final : public TextReader {
 
   std::int64_t tokens_timed() const override { return next_row(); }
   StepTimes times() const override { return runner_.times(); }
-  PageTable::Encodings encodings() const override { return runner_.sequence().encodings(); }
+  TableColumns::Encodings encodings() const override { return runner_.sequence().encodings(); }
   std::int64_t kept_max() const override { return runner_.kept_max(); }
   std::int64_t seen_least() const override { return runner_.seen_least(); }
 

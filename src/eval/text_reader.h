@@ -37,7 +37,7 @@ class TextReader {
   virtual std::int64_t tokens_timed() const = 0;  // tokens that times() covers
   virtual StepTimes times() const = 0;
   // Returns the encodings of the tokens retained now.
-  virtual PageTable::Encodings encodings() const { return {}; }
+  virtual TableColumns::Encodings encodings() const { return {}; }
   virtual std::int64_t kept_max() const = 0;
   virtual std::int64_t seen_least() const = 0;  // as SequenceRunner's
 };

@@ -20,6 +20,7 @@ class Description {
   Description(const PageTable& table, std::span<const IndexRange> hidden, Position window, BatchTable* out,
               const std::vector<IndexRange>* read)
       : table_(table),
+        columns_(table.columns()),
         hidden_(hidden),
         window_(window),
         out_(*out),
@@ -29,15 +30,15 @@ class Description {
 
   void make() {
     out_.rows = rows_;
-    out_.lanes = table_.lanes();
-    out_.pages = table_.pages();
+    out_.lanes = table_.pages().lanes();
+    out_.pages = table_.pages().all();
     out_.frames.clear();
     out_.blocks.clear();
     out_.hidden.clear();
     out_.masks.clear();
     out_.retained_masks.clear();
     out_.seals.clear();
-    out_.format = table_.format();
+    out_.format = table_.pages().format();
     out_.biases = {};
     out_.offloaded = 0;
     out_.offloaded_pages = {};
@@ -57,13 +58,9 @@ class Description {
   }
 
  private:
-  TokenIndex first_of(const PageEntry& e) const { return table_.index(e.column, std::countr_zero(e.live)); }
-  TokenIndex last_of(const PageEntry& e) const {
-    return table_.index(e.column, static_cast<int>(std::bit_width(e.live)) - 1);
-  }
   const PageTable::Frame& frame(std::size_t f) const { return table_.frames()[f]; }
   Position rotation(std::size_t f, const PageEntry& e, int slot) const {
-    return table_.stored_rotation(e.column, slot, frame(f));
+    return table_.tokens().stored_rotation(e.column, slot, frame(f));
   }
 
   // The newest tokens fill the last slots of the last columns.
@@ -71,34 +68,34 @@ class Description {
     out_.slots.reserve(hidden_.size());  // exactly: resize alone would double
     out_.slots.resize(hidden_.size());
     int left = rows_;
-    const auto entries = table_.entries_of(table_.newest_frame());
+    const auto entries = table_.entries_of(table_.frames().back());
     for (std::size_t e = entries.size(); e > 0 && left > 0; --e) {
       const std::uint32_t column = entries[e - 1].column;
-      for (int slot = table_.column(column).used - 1; slot >= 0 && left > 0; --slot)
+      for (int slot = columns_[column].used - 1; slot >= 0 && left > 0; --slot)
         out_.slots[static_cast<std::size_t>(--left)] = {column, slot};
     }
     KVASIR_CHECK(left == 0);
   }
 
   void find_seals() {
-    const auto lanes = static_cast<std::size_t>(table_.lanes());
-    out_.seals.reserve(table_.seals().size());
-    for (const PageTable::Seal& seal : table_.seals()) {
+    const auto lanes = static_cast<std::size_t>(table_.pages().lanes());
+    out_.seals.reserve(table_.seals().all().size());
+    for (const PassSeals::Seal& seal : table_.seals().all()) {
       SealedColumn sealed;
       sealed.column = seal.column;
       sealed.first_row = static_cast<int>(std::max<TokenIndex>(seal.first_reader - first_row_, 0));
       if (seal.open >= 0)
-        sealed.open = table_.open_pages().subspan(static_cast<std::size_t>(seal.open) * lanes, lanes).data();
+        sealed.open = table_.seals().open_pages().subspan(static_cast<std::size_t>(seal.open) * lanes, lanes).data();
       // Without what is dropped before the first row that reads the encoded pages.
       const IndexRange hide = hidden_[static_cast<std::size_t>(sealed.first_row)];
-      sealed.live = table_.column(seal.column).live & ~table_.slots_of(seal.column, hide.begin, hide.end);
+      sealed.live = columns_[seal.column].live & ~columns_.slots_of(seal.column, hide.begin, hide.end);
       out_.seals.push_back(sealed);
     }
   }
 
   void find_positions() {
     const std::size_t frames = out_.frames.size();
-    const PageTable::Frame& newest = table_.newest_frame();
+    const PageTable::Frame& newest = table_.frames().back();
     out_.key_positions.reserve(hidden_.size());
     out_.key_positions.resize(hidden_.size());
     out_.query_positions.reserve(frames * hidden_.size());
@@ -110,13 +107,13 @@ class Description {
       std::int64_t visible = table_.length() - rows_ + r + 1;
       std::size_t frames_before = 0;  // frames with tokens before the hidden range
       if (!hide.empty()) {
-        visible -= table_.retained_in(hide);
+        visible -= table_.tokens().retained_in(hide);
         for (std::size_t f = 0; f < frames; ++f)
-          if (table_.frames()[f].tokens > 0 && table_.first_token(f) < hide.begin) frames_before = f + 1;
+          if (table_.frames()[f].tokens > 0 && table_.tokens().first_token(f) < hide.begin) frames_before = f + 1;
         KVASIR_CHECK(frames_before < frames || frames_before == 0);
       }
       const WriteSlot& place = out_.slots[row];
-      const Position own = table_.stored_rotation(place.column, place.slot, newest);
+      const Position own = table_.tokens().stored_rotation(place.column, place.slot, newest);
       if (r == 0) out_.retained_before = visible - 1;
       out_.key_positions[row] = own;
       // A frame behind the hidden range moves up together with the query; one before it does not.
@@ -129,8 +126,10 @@ class Description {
   // Entries of a frame that hold tokens of `range`, or for an empty range tokens on both sides of it.
   Interval holding(std::size_t f, IndexRange range) const {
     const auto entries = out_.frames[f].entries;
-    const auto begin = std::ranges::partition_point(entries, [&](const auto& e) { return last_of(e) < range.begin; });
-    const auto end = std::ranges::partition_point(entries, [&](const auto& e) { return first_of(e) < range.end; });
+    const auto begin =
+        std::ranges::partition_point(entries, [&](const auto& e) { return columns_.last_live(e) < range.begin; });
+    const auto end =
+        std::ranges::partition_point(entries, [&](const auto& e) { return columns_.first_live(e) < range.end; });
     return {static_cast<std::uint32_t>(begin - entries.begin()), static_cast<std::uint32_t>(end - entries.begin())};
   }
 
@@ -173,10 +172,10 @@ class Description {
   // The slots of an entry whose tokens are to be read.
   SlotMask slots_read(const PageEntry& e) const {
     SlotMask slots = 0;
-    const TokenIndex last = last_of(e);
-    for (auto range = std::ranges::upper_bound(*read_, first_of(e), {}, &IndexRange::end);
+    const TokenIndex last = columns_.last_live(e);
+    for (auto range = std::ranges::upper_bound(*read_, columns_.first_live(e), {}, &IndexRange::end);
          range != read_->end() && range->begin <= last; ++range)
-      slots |= table_.slots_of(e.column, range->begin, range->end);
+      slots |= columns_.slots_of(e.column, range->begin, range->end);
     return slots;
   }
 
@@ -214,8 +213,8 @@ class Description {
       for (std::uint32_t i = block.begin; i < block.end; ++i) {
         const PageEntry& e = entries[i];
         SlotMask mask = e.live;
-        if (last_of(e) > own) mask &= table_.slots_of(e.column, 0, own + 1);
-        if (!hide.empty()) mask &= ~table_.slots_of(e.column, hide.begin, hide.end);
+        if (columns_.last_live(e) > own) mask &= columns_.slots_of(e.column, 0, own + 1);
+        if (!hide.empty()) mask &= ~columns_.slots_of(e.column, hide.begin, hide.end);
         if (narrows) out_.retained_masks.push_back(mask);
         if (read_ != nullptr) mask &= slots_read(e);
         if (window_ > 0 && mask != 0 && query - rotation(f, e, std::countr_zero(e.live)) >= window_)
@@ -227,6 +226,7 @@ class Description {
   }
 
   const PageTable& table_;
+  const TableColumns& columns_;
   std::span<const IndexRange> hidden_;
   Position window_;
   BatchTable& out_;

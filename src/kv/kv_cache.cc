@@ -1,6 +1,7 @@
 #include "kv/kv_cache.h"
 
 #include <algorithm>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -156,28 +157,33 @@ Result<KvSequence> KvCache::fork(const KvSequence& sequence) {
   return fork;
 }
 
+namespace {
+
+// The sum of a figure over tables.
+template <class Figure>
+auto sum_over(std::span<const PageTable> tables, const Figure& figure) {
+  auto sum = decltype(std::invoke(figure, tables.front()))();
+  for (const PageTable& table : tables) sum += std::invoke(figure, table);
+  return sum;
+}
+
+}  // namespace
+
 std::int64_t KvSequence::longest() const {
-  std::int64_t most = 0;
-  for (const PageTable& table : governed()) most = std::max(most, table.length());
-  return most;
+  return std::ranges::max_element(governed(), {}, &PageTable::length)->length();
 }
 
 std::int64_t KvSequence::shortest() const {
-  std::int64_t least = next_index();
-  for (const PageTable& table : governed()) least = std::min(least, table.length());
-  return least;
+  return std::ranges::min_element(governed(), {}, &PageTable::length)->length();
 }
 
 double KvSequence::mean_length() const {
-  double sum = 0;
-  for (const PageTable& table : governed()) sum += static_cast<double>(table.length());
-  return sum / static_cast<double>(governed_);
+  return static_cast<double>(sum_over(governed(), &PageTable::length)) / static_cast<double>(governed_);
 }
 
 double KvSequence::mean_stored() const {
-  double sum = 0;
-  for (const PageTable& table : governed()) sum += static_cast<double>(table.stored());
-  return sum / static_cast<double>(governed_);
+  const auto stored = [](const PageTable& table) { return table.tokens().stored(); };
+  return static_cast<double>(sum_over(governed(), stored)) / static_cast<double>(governed_);
 }
 
 void KvSequence::give_back() {
@@ -190,53 +196,48 @@ void KvSequence::give_back_windows() {
 
 TokenIndex KvSequence::truncatable_from() const {
   TokenIndex most = states_.exist() ? next_index() : 0;  // a state is that of all tokens
-  for (const PageTable& table : tables_) most = std::max(most, table.truncatable_from());
+  for (const PageTable& table : tables_) {
+    const IndexRange given_back = table.tokens().given_back;
+    if (given_back.empty()) continue;
+    const Position window = table.layout().window;
+    most = std::max(most, window > 0 ? given_back.end - 1 + window : table.next_index());
+  }
   return most;
 }
 
 double KvSequence::dead_share() const {
-  std::int64_t dead = 0, written = 0;
-  for (const PageTable& table : governed()) {
-    const std::int64_t of_table = table.dead_slots();
-    dead += of_table;
-    written += of_table + table.stored();
-  }
+  const auto dead = sum_over(governed(), [](const PageTable& table) { return table.tokens().dead_slots(); });
+  const auto written = sum_over(governed(), [](const PageTable& table) { return table.tokens().written; });
   return written > 0 ? static_cast<double>(dead) / static_cast<double>(written) : 0;
 }
 
 KvSequence::Room KvSequence::plan_append(int tokens) const {
   Room room;
   for (const PageTable& table : tables_) {
-    room.append += table.plan_append(tokens).bytes;
-    room.reserve += table.sharing_reserve(tokens > 0);
+    room.append += table.memory().plan_append(tokens).bytes;
+    room.reserve += table.memory().sharing_reserve(tokens > 0);
   }
   if (tokens > 0) room.append += states_.untaken();
   return room;
 }
 
 std::uint64_t KvSequence::table_bytes() const {
-  std::uint64_t bytes = 0;
-  for (const PageTable& table : tables_) bytes += table.bytes();
-  return bytes;
+  return sum_over(tables_, &PageTable::bytes);
 }
 
 std::uint64_t KvSequence::page_bytes() const {
-  std::uint64_t bytes = 0;
-  for (const PageTable& table : tables_) bytes += table.page_bytes();
-  return bytes;
+  return sum_over(tables_, [](const PageTable& table) { return table.memory().page_bytes(); });
 }
 
 std::uint64_t KvSequence::own_page_bytes() const {
-  std::uint64_t bytes = 0;
-  for (const PageTable& table : tables_) bytes += table.own_page_bytes();
-  return bytes;
+  return sum_over(tables_, [](const PageTable& table) { return table.memory().own_page_bytes(); });
 }
 
-PageTable::Encodings KvSequence::encodings() const {
-  PageTable::Encodings all;
+TableColumns::Encodings KvSequence::encodings() const {
+  TableColumns::Encodings all;
   for (const PageTable& table : tables_) {
-    const PageTable::Encodings of_table = table.encodings();
-    const auto lanes = static_cast<std::uint64_t>(table.lanes());
+    const TableColumns::Encodings of_table = table.columns().all_encodings();
+    const auto lanes = static_cast<std::uint64_t>(table.pages().lanes());
     all.tokens += of_table.tokens * lanes;
     all.sum += of_table.sum * lanes;
     all.again += of_table.again * lanes;
@@ -245,21 +246,10 @@ PageTable::Encodings KvSequence::encodings() const {
   return all;
 }
 
-std::uint64_t KvSequence::slots_moved() const {
-  std::uint64_t slots = 0;
-  for (const PageTable& table : tables_) slots += table.slots_moved();
-  return slots;
-}
-
-std::uint64_t KvSequence::pages_copied() const {
-  std::uint64_t pages = 0;
-  for (const PageTable& table : tables_) pages += table.pages_copied();
-  return pages;
-}
-
 Status KvSequence::append(int tokens) {
   const Room room = plan_append(tokens);
-  if (const MemoryBudget& budget = tables_.front().budget(); room.append + room.reserve > budget.available())
+  if (const MemoryBudget& budget = tables_.front().pages().pool().budget();
+      room.append + room.reserve > budget.available())
     return kv_memory_full(budget, room.append + room.reserve);
   if (tokens > 0) KVASIR_RETURN_IF_ERROR(states_.take());
   for (PageTable& table : tables_) KVASIR_RETURN_IF_ERROR(table.append(tokens));
@@ -269,12 +259,12 @@ Status KvSequence::append(int tokens) {
 Status KvSequence::adopt(std::span<const PageId> pages) {
   KVASIR_CHECK(!states_.exist());
   std::size_t all = 0;
-  for (const PageTable& table : tables_) all += static_cast<std::size_t>(table.lanes());
+  for (const PageTable& table : tables_) all += static_cast<std::size_t>(table.pages().lanes());
   KVASIR_CHECK(pages.size() % all == 0);
   std::vector<PageId> of_table;
   std::size_t first_lane = 0;
   for (PageTable& table : tables_) {
-    const auto lanes = static_cast<std::size_t>(table.lanes());
+    const auto lanes = static_cast<std::size_t>(table.pages().lanes());
     of_table.clear();
     for (std::size_t column = 0; column < pages.size(); column += all) {
       const std::span<const PageId> of_column = pages.subspan(column + first_lane, lanes);
@@ -287,14 +277,14 @@ Status KvSequence::adopt(std::span<const PageId> pages) {
 }
 
 std::int64_t KvSequence::whole_columns() const {
-  std::int64_t least = tables_.front().whole_columns();
-  for (const PageTable& table : tables_) least = std::min(least, table.whole_columns());
+  std::int64_t least = tables_.front().tokens().whole_columns();
+  for (const PageTable& table : tables_) least = std::min(least, table.tokens().whole_columns());
   return least;
 }
 
 void KvSequence::add_pages_of_whole(std::int64_t column, std::vector<PageId>& pages) const {
   for (const PageTable& table : tables_) {
-    const auto of_table = table.pages_of_whole(column);
+    const auto of_table = table.tokens().pages_of_whole(column);
     pages.insert(pages.end(), of_table.begin(), of_table.end());
   }
 }
@@ -313,9 +303,10 @@ std::uint64_t KvCache::cost(const KvCacheShape& shape, const SequenceLayout& lay
   PageTable::Layout table = layout.table;
   table.recent = shape.recent;
   if (shape.page.encoded()) table.classes.open = PageClass{1};
-  std::uint64_t bytes = page_cost(shape.governed(), layout, columns) +
-                        static_cast<std::uint64_t>(shape.tables(layout.scope)) *
-                            PageTable::bytes_at(shape.lanes_per_table(layout.scope), shape.page.slots, table, columns);
+  std::uint64_t bytes =
+      page_cost(shape.governed(), layout, columns) +
+      static_cast<std::uint64_t>(shape.tables(layout.scope)) *
+          TableMemory::bytes_at(shape.lanes_per_table(layout.scope), shape.page.slots, table, columns);
   for (const WindowGroup& group : shape.windows) bytes += cost(shape.of(group), {}, columns);
   return bytes + shape.state_bytes();
 }
@@ -326,7 +317,7 @@ std::int64_t KvCache::most_open_columns(const KvCacheShape& shape, const Sequenc
   // Before the pass, and after it.
   const std::int64_t of_texts = 2 * ((shape.recent + slots - 1) / slots + 1);
   const std::int64_t held = std::min<std::int64_t>(columns, of_texts + 2 * std::ssize(layout.table.run_capacities));
-  // What compaction may write into fresh pages (PageTable::sharing_reserve).
+  // What compaction may write into fresh pages (TableMemory::sharing_reserve).
   const bool compacts = layout.table.lists && layout.table.run_capacities.empty() && shape.recent > 0;
   return held + (compacts && columns > 0 ? shape.recent / slots + 2 : 0);
 }

@@ -116,7 +116,8 @@ class KvSequence {
   // Returns the pages that no token to come can see (PageTable::give_back): of all tables, or of window groups alone.
   void give_back();
   void give_back_windows();
-  // The least number of tokens that a text that lost none could be cut to (PageTable::truncatable_from).
+  // The least number of tokens to which a text that lost none of its tokens could be cut so that all that the next
+  // token attends to has pages; 0 while nothing was given back.
   TokenIndex truncatable_from() const;
 
   // Over the governed tables.
@@ -126,7 +127,7 @@ class KvSequence {
   double mean_stored() const;     // of tokens that have pages, over lanes
   double dead_share() const;      // of the slots written, those whose token was dropped and that are not reused yet
 
-  // Bytes that append takes, and that copies of shared pages may take afterwards (PageTable::sharing_reserve).
+  // Bytes that append takes, and that copies of shared pages may take afterwards (TableMemory::sharing_reserve).
   struct Room {
     std::uint64_t append = 0;
     std::uint64_t reserve = 0;
@@ -138,10 +139,8 @@ class KvSequence {
   std::uint64_t table_bytes() const;     // charged for the arrays of all tables
   std::uint64_t page_bytes() const;      // charged for pages, shared ones too
   std::uint64_t own_page_bytes() const;  // of these, for pages that nobody else refers to
-  std::uint64_t slots_moved() const;     // of one lane, over tables, so far
-  std::uint64_t pages_copied() const;    // because they were shared and written, so far
-  // How often tokens were encoded, over lanes (PageTable::encodings).
-  PageTable::Encodings encodings() const;
+  // How often tokens were encoded, over lanes (TableColumns::encodings).
+  TableColumns::Encodings encodings() const;
 
   // Fills an empty sequence with the first tokens of a text, whose keys and values are in these pages ([column][lane],
   // lanes of all layers and heads) already. Succeeds whole; after an error the sequence can only be destroyed.
@@ -151,7 +150,7 @@ class KvSequence {
   void mark_cached() {
     for (PageTable& table : tables_) table.mark_cached();
   }
-  // See PageTable::whole_columns: the least over tables.
+  // See TableTokens::whole_columns: the least over tables.
   std::int64_t whole_columns() const;
   // Appends the pages of all lanes of such a column.
   void add_pages_of_whole(std::int64_t column, std::vector<PageId>& pages) const;

@@ -10,40 +10,8 @@
 #include "base/status.h"
 
 namespace kvasir {
-namespace {
-
-void* reserve(std::uint64_t bytes) {
-  void* p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  return p == MAP_FAILED ? nullptr : p;
-}
-
-}  // namespace
-
-bool MemoryBudget::try_charge(std::uint64_t bytes) {
-  if (bytes > available()) return false;
-  used_ += bytes;
-  peak_ = std::max(peak_, used_);
-  return true;
-}
-
-void MemoryBudget::release(std::uint64_t bytes) {
-  KVASIR_CHECK(bytes <= used_);
-  used_ -= bytes;
-}
-
-bool MemoryCharge::try_resize(std::uint64_t bytes) {
-  if (bytes > bytes_ && !budget_->try_charge(bytes - bytes_)) return false;
-  if (bytes < bytes_) budget_->release(bytes_ - bytes);
-  bytes_ = bytes;
-  return true;
-}
-
-Status kv_memory_full(const MemoryBudget& budget, std::uint64_t needed) {
-  return exhausted(
-             "the KV memory of {} bytes has no room: {} bytes in use, {} more needed; give it more, or choose a "
-             "policy that forgets",
-             budget.capacity(), budget.used(), needed)
-      .about({"kv_memory", "policy"});
+void PagePool::Unmap::operator()(std::uint32_t* numbers) const {
+  ::munmap(numbers, bytes);
 }
 
 Result<std::unique_ptr<PagePool>> PagePool::create(const PageFormat& format, MemoryBudget* budget, PageStore* store) {
@@ -65,29 +33,30 @@ Result<PageClasses> PagePool::classes_of(const PageFormat& format) {
 Result<PageClass> PagePool::add_class(const PageFormat& format) {
   const auto found = std::ranges::find(classes_, format, &Class::format);
   if (found != classes_.end()) return static_cast<PageClass>(found - classes_.begin());
-  KVASIR_CHECK(classes_.empty() || format.slots == shape().slots);
+  KVASIR_CHECK(classes_.empty() || format.slots == this->format().slots);
   if (classes_.size() == kMaxPageClasses)
     return unsupported("a cache holds pages of at most {} formats", kMaxPageClasses);
   Class& added = classes_.emplace_back();
   const auto fail = [&](const Status& status) -> Result<PageClass> {
-    for (std::uint32_t* array : {added.references, added.links, added.cached})
-      if (array != nullptr) ::munmap(array, added.capacity * sizeof(std::uint32_t));
     classes_.pop_back();
     return status;
   };
   added.format = format;
   added.page_bytes = format.bytes();
-  added.capacity = std::min(budget_->capacity() / (added.page_bytes + kPageOverhead), kMaxPagesOfClass);
+  added.capacity = std::min(budget_->capacity() / added.cost(), kMaxPagesOfClass);
   if (added.capacity == 0)
     return fail(exhausted("a KV budget of {} bytes holds no page of {} bytes; give it more", budget_->capacity(),
                           added.page_bytes)
                     .about({"kv_memory"}));
-  added.references = static_cast<std::uint32_t*>(reserve(added.capacity * sizeof(std::uint32_t)));
-  added.links = static_cast<std::uint32_t*>(reserve(added.capacity * sizeof(std::uint32_t)));
-  added.cached = static_cast<std::uint32_t*>(reserve(added.capacity * sizeof(std::uint32_t)));
-  if (added.references == nullptr || added.links == nullptr || added.cached == nullptr)
+  const std::size_t bytes = 3 * added.capacity * sizeof(std::uint32_t);
+  void* numbers = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (numbers == MAP_FAILED)
     return fail(exhausted("the system has no room for a KV budget of {} bytes; give it less", budget_->capacity())
                     .about({"kv_memory"}));
+  added.numbers = MappedNumbers(static_cast<std::uint32_t*>(numbers), {bytes});
+  added.references = added.numbers.get();
+  added.links = added.references + added.capacity;
+  added.cached = added.links + added.capacity;
   added.blocks.emplace(added.page_bytes, added.capacity, added.links);
   const auto number = static_cast<PageClass>(classes_.size() - 1);
   if (store_ != nullptr)
@@ -95,33 +64,8 @@ Result<PageClass> PagePool::add_class(const PageFormat& format) {
   return number;
 }
 
-PagePool::~PagePool() {
-  for (const Class& c : classes_)
-    for (std::uint32_t* array : {c.references, c.links, c.cached})
-      if (array != nullptr) ::munmap(array, c.capacity * sizeof(std::uint32_t));
-}
-
-PageOwner PagePool::add_owner() {
-  if (!removed_owners_.empty()) {
-    const PageOwner owner = removed_owners_.back();
-    removed_owners_.pop_back();
-    return owner;
-  }
-  shared_.push_back(0);
-  is_cache_.push_back(0);
-  removed_owners_.reserve(shared_.capacity());  // removing an owner never allocates
-  return static_cast<PageOwner>(shared_.size() - 1);
-}
-
-void PagePool::remove_owner(PageOwner owner) {
-  KVASIR_CHECK(owner != PageOwner::kNobody && shared_pages(owner) == 0);
-  is_cache_[index(owner)] = 0;
-  removed_owners_.push_back(owner);
-}
-
 void PagePool::mark_cached(PageOwner owner, std::span<const PageId> pages) {
-  KVASIR_CHECK(owner != PageOwner::kNobody && is_cache_[index(owner)] == 0);
-  is_cache_[index(owner)] = 1;
+  owners_.mark_cache(owner);
   for (const PageId id : pages) {
     Class& c = class_of(id);
     const std::size_t page = page_number(id);
@@ -166,7 +110,7 @@ bool PagePool::try_allocate(std::span<PageId> out, PageOwner owner, PageClass of
     if (!taken.fresh) recycled.push_back(id);
     c.references[page] = 1;
     c.links[page] = static_cast<std::uint32_t>(owner);
-    if (is_cache_[index(owner)] != 0) {
+    if (owners_.is_cache(owner)) {
       c.cached[page] = 1;
       ++c.cached_pages;
       ++c.only_cached_pages;
@@ -183,7 +127,7 @@ void PagePool::make_room_for_block(const Class& of) {
   const std::uint64_t pages = charged();
   const std::uint64_t others = budget_->used() - std::min(pages, budget_->used());
   const std::uint64_t most = budget_->capacity() - others;
-  const std::uint64_t more = of.blocks->block_pages() * (of.page_bytes + kPageOverhead);
+  const std::uint64_t more = of.blocks->block_pages() * of.cost();
   for (std::size_t i = 0; i < classes_.size() && allocated() + more > most;) {
     PageBlocks::Dropped dropped;
     if (!classes_[i].blocks->drop_empty(&dropped)) {
@@ -198,23 +142,22 @@ void PagePool::retain(PageId id, PageOwner owner) {
   Class& c = class_of(id);
   const std::size_t page = page_number(id);
   KVASIR_CHECK(c.references[page] > 0 && c.references[page] < UINT32_MAX);
-  if (c.references[page] == 1) ++shared_[index(c.only_owner(page))];
-  c.add_reference(page, is_cache_[index(owner)] != 0);
+  if (c.references[page] == 1) ++owners_.shared(c.only_owner(page));
+  c.add_reference(page, owners_.is_cache(owner));
   c.links[page] ^= static_cast<std::uint32_t>(owner);
-  ++shared_[index(owner)];
+  ++owners_.shared(owner);
 }
 
 void PagePool::release(PageId id, PageOwner owner) {
   Class& c = class_of(id);
   const std::size_t page = page_number(id);
   KVASIR_CHECK(c.references[page] > 0);
-  c.drop_reference(page, is_cache_[index(owner)] != 0);
+  c.drop_reference(page, owners_.is_cache(owner));
   if (c.references[page] > 0) {
     c.links[page] ^= static_cast<std::uint32_t>(owner);
-    --shared_[index(owner)];
+    --owners_.shared(owner);
     if (c.references[page] > 1) return;
-    KVASIR_CHECK(index(c.only_owner(page)) < shared_.size());
-    --shared_[index(c.only_owner(page))];
+    --owners_.shared(c.only_owner(page));
     return;
   }
   KVASIR_CHECK(c.only_owner(page) == owner);
@@ -228,13 +171,13 @@ void PagePool::hand_over(PageId id, PageOwner from, PageOwner to) {
   Class& c = class_of(id);
   const std::size_t page = page_number(id);
   c.links[page] ^= static_cast<std::uint32_t>(from) ^ static_cast<std::uint32_t>(to);
-  if (is_cache_[index(from)] != is_cache_[index(to)]) {
-    c.add_reference(page, is_cache_[index(to)] != 0);
-    c.drop_reference(page, is_cache_[index(from)] != 0);
+  if (owners_.is_cache(from) != owners_.is_cache(to)) {
+    c.add_reference(page, owners_.is_cache(to));
+    c.drop_reference(page, owners_.is_cache(from));
   }
   if (c.references[page] == 1) return;
-  --shared_[index(from)];
-  ++shared_[index(to)];
+  --owners_.shared(from);
+  ++owners_.shared(to);
 }
 
 namespace {
@@ -248,31 +191,29 @@ std::uint64_t sum_of(const Classes& classes, const Figure& figure) {
 
 }  // namespace
 
-std::uint64_t PagePool::cached_pages() const {
-  return sum_of(classes_, [](const Class& c) { return c.cached_pages; });
+PagePool::Cached PagePool::cached() const {
+  Cached all;
+  for (const Class& c : classes_) {
+    all.pages += c.cached_pages;
+    all.only_pages += c.only_cached_pages;
+    all.bytes += c.cached_pages * c.cost();
+    all.only_bytes += c.only_cached_pages * c.cost();
+  }
+  return all;
 }
-std::uint64_t PagePool::only_cached_pages() const {
-  return sum_of(classes_, [](const Class& c) { return c.only_cached_pages; });
-}
-std::uint64_t PagePool::cached_bytes() const {
-  return sum_of(classes_, [](const Class& c) { return c.cached_pages * (c.page_bytes + kPageOverhead); });
-}
-std::uint64_t PagePool::only_cached_bytes() const {
-  return sum_of(classes_, [](const Class& c) { return c.only_cached_pages * (c.page_bytes + kPageOverhead); });
-}
+
 std::uint64_t PagePool::charged() const {
-  return sum_of(classes_, [](const Class& c) { return c.in_use * (c.page_bytes + kPageOverhead); });
+  return sum_of(classes_, [](const Class& c) { return c.in_use * c.cost(); });
 }
 
 std::uint64_t PagePool::allocated() const {
-  return sum_of(classes_, [](const Class& c) { return c.blocks->pages() * (c.page_bytes + kPageOverhead); });
+  return sum_of(classes_, [](const Class& c) { return c.blocks->pages() * c.cost(); });
 }
 
 std::vector<KvPageReport> PagePool::report() const {
   std::vector<KvPageReport> reports;
   for (const Class& c : classes_) {
-    const std::uint64_t cost = c.page_bytes + kPageOverhead;
-    reports.push_back({codec_name(c.format), c.in_use, c.in_use * cost, c.blocks->pages() * cost});
+    reports.push_back({codec_name(c.format), c.in_use, c.in_use * c.cost(), c.blocks->pages() * c.cost()});
   }
   return reports;
 }

@@ -1,81 +1,25 @@
-// Page numbers, their reference counts, and the ledger of bytes that bounds them.
+// Page numbers and their reference counts.
 //
 // Thread-safety: none; one thread plans and allocates.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "backend/batch.h"
 #include "backend/page_store.h"
 #include "kv/keep_plan.h"
+#include "kv/memory_budget.h"
 #include "kv/page_blocks.h"
+#include "kv/page_owners.h"
 #include "kvasir/result.h"
-#include "kvasir/status.h"
 
 namespace kvasir {
-
-// A bound on bytes, and the bytes charged to it: pages, page tables, states of layers and of policies, each charged
-// before it is allocated.
-class MemoryBudget {
- public:
-  explicit MemoryBudget(std::uint64_t capacity) : capacity_(capacity) {}
-
-  std::uint64_t capacity() const { return capacity_; }
-  std::uint64_t used() const { return used_; }
-  std::uint64_t peak() const { return peak_; }
-  std::uint64_t available() const { return capacity_ - used_; }
-
-  // Optional: called to give something back that is held in case it is useful; returns false when there is nothing
-  // more. Must outlive its use.
-  void set_reclaimer(std::function<bool()> reclaimer) { reclaimer_ = std::move(reclaimer); }
-  // Has memory given back until `bytes` are available. False, with nothing left to give back, if they are not.
-  bool make_available(std::uint64_t bytes) {
-    while (bytes > available())
-      if (!reclaimer_ || !reclaimer_()) return false;
-    return true;
-  }
-
-  bool try_charge(std::uint64_t bytes);  // false, and nothing charged, if it does not fit
-  void release(std::uint64_t bytes);     // REQUIRES: charged before
-
- private:
-  std::uint64_t capacity_;
-  std::uint64_t used_ = 0;
-  std::uint64_t peak_ = 0;
-  std::function<bool()> reclaimer_;
-};
-
-// Bytes of one owner, charged to a budget until it is destroyed. Move-only. The budget outlives it.
-class MemoryCharge {
- public:
-  explicit MemoryCharge(MemoryBudget* budget) : budget_(budget) {}
-  MemoryCharge(MemoryCharge&& other) noexcept : budget_(other.budget_), bytes_(std::exchange(other.bytes_, 0)) {}
-  MemoryCharge& operator=(MemoryCharge&& other) noexcept {
-    std::swap(budget_, other.budget_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  ~MemoryCharge() { budget_->release(bytes_); }
-
-  std::uint64_t bytes() const { return bytes_; }
-  // Charges `bytes` in place of what was charged before. False, and nothing changed, if that does not fit.
-  bool try_resize(std::uint64_t bytes);
-
- private:
-  MemoryBudget* budget_;
-  std::uint64_t bytes_ = 0;
-};
-
-// kResourceExhausted: `needed` bytes more than the budget has.
-Status kv_memory_full(const MemoryBudget& budget, std::uint64_t needed);
 
 // Memory that page tables of one pool work in while they change, kept so that decoding allocates nothing. Grows to what
 // the longest table needs.
@@ -90,10 +34,6 @@ struct TableScratch {
   std::vector<char> fates;  // of columns
   std::vector<int> starts;  // frames that begin in columns
 };
-
-// Who holds references to pages: a page table, say. An owner refers to a page at most once; only kNobody may do so more
-// often, and its pages are not counted as shared.
-enum class PageOwner : std::uint32_t { kNobody = 0 };
 
 // A number for each page.
 using PageCounts = std::map<PageId, std::uint32_t>;
@@ -121,19 +61,11 @@ class PagePool {
   // `budget` outlives the pool. `store` holds the bytes and outlives the pool; null: everything is counted, nothing can
   // be read or written, as a plan wants it. Sealed pages of `format` are class 0. Errors: kResourceExhausted.
   static Result<std::unique_ptr<PagePool>> create(const PageFormat& format, MemoryBudget* budget, PageStore* store);
-  PagePool(const PagePool&) = delete;
-  PagePool& operator=(const PagePool&) = delete;
-  ~PagePool();
 
   // The classes of a format; they are new where there are none yet. REQUIRES: slots as the first format.
   // Errors: kResourceExhausted.
   Result<PageClasses> classes_of(const PageFormat& format);
-  const PageFormat& format(PageClass of) const { return class_at(of).format; }
-
-  // Returns an owner without references, which may have the number of one that was removed.
-  // An owner takes about 13 bytes, which the budget is not charged for and which are kept for the next one.
-  PageOwner add_owner();
-  void remove_owner(PageOwner owner);  // REQUIRES: it refers to no page
+  const PageFormat& format(PageClass of = {}) const { return class_at(of).format; }
 
   // Allocates out.size() pages with one reference each, or none at all (false).
   bool try_allocate(std::span<PageId> out, PageOwner owner = PageOwner::kNobody, PageClass of = {},
@@ -146,15 +78,14 @@ class PagePool {
   void mark_cached(PageOwner owner, std::span<const PageId> pages);
   // Pages that a cache refers to, and of these the pages that nobody else refers to: giving up all references of caches
   // frees exactly these. O(1), each page counts once.
-  std::uint64_t cached_pages() const;
-  std::uint64_t only_cached_pages() const;
-  // Bytes charged for these.
-  std::uint64_t cached_bytes() const;
-  std::uint64_t only_cached_bytes() const;
+  struct Cached {
+    std::uint64_t pages = 0;
+    std::uint64_t only_pages = 0;
+    std::uint64_t bytes = 0;  // charged for these
+    std::uint64_t only_bytes = 0;
+  };
+  Cached cached() const;
   std::uint32_t cached_references(PageId page) const { return class_of(page).cached[page_number(page)]; }
-  // Pages that the owner refers to and that have other references too. O(1): kept up to date by every change of a
-  // reference, another owner's included. REQUIRES: not kNobody.
-  std::uint64_t shared_pages(PageOwner owner) const { return shared_[index(owner)]; }
   std::uint32_t references(PageId page) const { return class_of(page).references[page_number(page)]; }
   // Where the bytes of a page in use are. Memory is the only place so far.
   PagePlace place(PageId page) const {
@@ -165,12 +96,10 @@ class PagePool {
   PageStore* store() const { return store_; }
   const MemoryBudget& budget() const { return *budget_; }
   MemoryBudget& budget() { return *budget_; }
+  PageOwners& owners() { return owners_; }
   TableScratch& scratch() { return scratch_; }
-  // Of class 0.
-  const PageFormat& shape() const { return classes_.front().format; }
-  std::uint64_t page_cost() const { return page_cost(PageClass{}); }
   // Bytes charged for a page in use.
-  std::uint64_t page_cost(PageClass of) const { return class_at(of).page_bytes + kPageOverhead; }
+  std::uint64_t page_cost(PageClass of = {}) const { return class_at(of).cost(); }
   std::uint64_t capacity() const { return classes_.front().capacity; }  // of class 0, were there no others
   std::uint64_t in_use() const { return in_use_; }                      // of all classes, as the next two
   std::uint64_t peak() const { return peak_; }
@@ -184,21 +113,29 @@ class PagePool {
   void check_invariants() const;
 
  private:
+  // Numbers that are 0, and take memory as they are first written.
+  struct Unmap {
+    std::size_t bytes;
+    void operator()(std::uint32_t* numbers) const;
+  };
+  using MappedNumbers = std::unique_ptr<std::uint32_t[], Unmap>;
+
   struct Class {
     PageFormat format;
     std::size_t page_bytes = 0;
     std::uint64_t capacity = 0;
     std::uint64_t in_use = 0;
     std::optional<PageBlocks> blocks;
+    MappedNumbers numbers;                // the arrays that follow
     std::uint32_t* references = nullptr;  // [capacity]
     // [capacity]. Of a page in use: the exclusive or of its owners. When the second-last reference goes, what is left
     // is the last owner. Of a free page: see PageBlocks.
     std::uint32_t* links = nullptr;
-    // [capacity]: of the references, those of caches. Takes memory only where pages were cached.
-    std::uint32_t* cached = nullptr;
+    std::uint32_t* cached = nullptr;  // [capacity]: of the references, those of caches
     std::uint64_t cached_pages = 0;
     std::uint64_t only_cached_pages = 0;
 
+    std::uint64_t cost() const { return page_bytes + kPageOverhead; }
     bool only_cached(std::size_t page) const { return references[page] == cached[page]; }
     PageOwner only_owner(std::size_t page) const { return static_cast<PageOwner>(links[page]); }
     void add_reference(std::size_t page, bool from_cache);
@@ -209,7 +146,6 @@ class PagePool {
   PagePool() = default;
   Result<PageClass> add_class(const PageFormat& format);
   void make_room_for_block(const Class& of);
-  static std::size_t index(PageOwner owner) { return static_cast<std::size_t>(owner); }
   Class& class_at(PageClass of) { return classes_[static_cast<std::size_t>(of)]; }
   const Class& class_at(PageClass of) const { return classes_[static_cast<std::size_t>(of)]; }
   Class& class_of(PageId page) { return class_at(page_class(page)); }
@@ -220,9 +156,7 @@ class PagePool {
   std::vector<Class> classes_;
   std::uint64_t in_use_ = 0;
   std::uint64_t peak_ = 0;
-  std::vector<std::uint64_t> shared_{0};   // [owners ever]
-  std::vector<char> is_cache_{0};          // [owners ever]: see mark_cached
-  std::vector<PageOwner> removed_owners_;  // whose numbers are used again
+  PageOwners owners_;
   TableScratch scratch_;
 };
 

@@ -16,7 +16,7 @@ namespace kvasir {
 class PageRefs {
  public:
   // The pool outlives the references.
-  explicit PageRefs(PagePool* pool) : pool_(pool), owner_(pool->add_owner()) {}
+  explicit PageRefs(PagePool* pool) : pool_(pool), owner_(pool->owners().add()) {}
   // `other` may then only be assigned to or destroyed.
   PageRefs(PageRefs&& other) noexcept
       : pool_(other.pool_),
@@ -32,7 +32,7 @@ class PageRefs {
   PageRefs& operator=(const PageRefs&) = delete;
   ~PageRefs() {
     reset(0, ids_.size());
-    if (owner_ != PageOwner::kNobody) pool_->remove_owner(owner_);
+    if (owner_ != PageOwner::kNobody) pool_->owners().remove(owner_);
   }
 
   // The page numbers; those of empty references mean nothing.
@@ -41,7 +41,7 @@ class PageRefs {
   std::size_t size() const { return ids_.size(); }
   std::size_t capacity() const { return ids_.capacity(); }
   // References to pages that have others too.
-  std::uint64_t shared() const { return pool_->shared_pages(owner_); }
+  std::uint64_t shared() const { return pool_->owners().shared(owner_); }
   void reserve(std::size_t size) { ids_.reserve(size); }
 
   // Adds `count` references to new pages of a class, each its page's only one, or none at all (false).

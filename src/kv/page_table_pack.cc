@@ -1,5 +1,5 @@
-// Compaction of lists whose pages are encoded. To encode a token again costs quality, so columns without enough dead
-// slots or holes stay as they are, and the others are packed in groups of neighbours.
+// Compaction of lists of one run. Where pages are encoded, to encode a token again costs quality, so columns without
+// enough dead slots or holes stay as they are, and the others are packed in groups of neighbours.
 #include <algorithm>
 #include <bit>
 #include <iterator>
@@ -25,21 +25,72 @@ constexpr int kAll = kWindows + 3;
 // What becomes of a column.
 enum : char { kStays, kBeginsGroup, kInGroup, kReleased };
 
-}  // namespace
+// The live slots of columns, in series whose keys are stored rotated consecutively.
+class SlotSeries {
+ public:
+  // `original`: the tokens have original positions afterwards.
+  SlotSeries(const TableTokens& tokens, const std::vector<std::uint32_t>& order, bool original)
+      : tokens_(tokens), order_(order), original_(original) {}
+
+  // Calls visit(slot, count, rotation of the first) for each series of a column.
+  template <class Visit>
+  void for_each(std::uint32_t c, const Visit& visit) const {
+    const TableColumns& columns = tokens_.columns;
+    for (SlotMask left = columns[c].live; left != 0;) {
+      const int slot = std::countr_zero(left);
+      int count = std::countr_one(left >> slot);
+      if (tokens_.original && !original_)
+        for (int next = 1; next < count; ++next)
+          if (columns.index(c, slot + next) != columns.index(c, slot) + next) count = next;
+      visit(slot, count, tokens_.original ? columns.index(c, slot) : columns[c].base + slot);
+      left &= ~slot_range(slot, slot + count);
+    }
+  }
+
+  // Moves the slots of order[begin] to order[end - 1] together: calls visit(i, slot, position, count, shift) for each
+  // part of a series that comes to one column, where `position` counts slots from order[begin] on. Returns what the
+  // first key is rotated by.
+  template <class Visit>
+  Position for_each_part(std::size_t begin, std::size_t end, const Visit& visit) const {
+    const auto slots = static_cast<std::size_t>(tokens_.columns.slots());
+    Position rotation = 0;  // of the first
+    std::size_t position = 0;
+    for (std::size_t i = begin; i < end; ++i)
+      for_each(order_[i], [&](int slot, int count, Position at) {
+        if (position == 0) rotation = at;
+        while (count > 0) {
+          const int part = std::min(count, static_cast<int>(slots - position % slots));
+          visit(i, slot, position, part, original_ ? 0 : rotation + static_cast<Position>(position) - at);
+          position += static_cast<std::size_t>(part);
+          slot += part;
+          at += part;
+          count -= part;
+        }
+      });
+    return rotation;
+  }
+
+ private:
+  const TableTokens& tokens_;
+  const std::vector<std::uint32_t>& order_;
+  bool original_;
+};
 
 // Works on the columns that the pool's scratch has, oldest first. Every group is decoded once and its columns are
 // written as wholes; the last one is padded with dead slots. A group with open columns reaches to the newest token and
 // leaves an open column.
-class PageTable::Packer {
+class Packer {
  public:
   // `original`: the table has original positions afterwards.
-  Packer(PageTable& table, bool original, int most_frames)
-      : table_(table),
-        scratch_(table.pool_->scratch()),
+  Packer(TableTokens& tokens, bool original, int most_frames)
+      : tokens_(tokens),
+        columns_(tokens.columns),
+        scratch_(columns_.pages().pool().scratch()),
         order_(scratch_.columns),
         fate_(scratch_.fates),
         starts_(scratch_.starts),
-        slots_(static_cast<int>(table.slots_)),
+        series_(tokens, order_, original),
+        slots_(columns_.slots()),
         original_(original),
         most_frames_(most_frames) {}
 
@@ -63,57 +114,36 @@ class PageTable::Packer {
       if (fate_[i] != kReleased) order_[kept++] = order_[i];
     order_.resize(kept);
     // Closes the gaps between ordinals: entries whose ordinals are near are summed together.
-    for (std::size_t i = 0; i < kept; ++i) table_.column_[order_[i]].ordinal = i;
-    table_.runs_.front().next_ordinal = kept;
-    table_.tail_.front() = order_.empty() ? kNone : order_.back();
-    table_.original_ = original_;
-    table_.entry_first_.clear();
-    if (!original_) {
-      KVASIR_CHECK(table_.rebuild_frames());
-      return;
-    }
-    table_.runs_.front().entries.clear();
-    table_.frames_.assign(1, {0, 0, table_.length_, 0, 0, 0});
-    for (const std::uint32_t c : order_) {
-      Column& column = table_.column_[c];
-      column.entries = 0;
-      table_.push_entry(table_.frames_.front(), {column.live, column.ordinal, c});
+    for (std::size_t i = 0; i < kept; ++i) columns_[order_[i]].ordinal = i;
+    tokens_.runs.front().next_ordinal = kept;
+    tokens_.runs.front().tail = order_.empty() ? TableTokens::kNone : order_.back();
+    tokens_.original = original_;
+    if (original_) {
+      tokens_.lay_out_whole(order_, 0);
+    } else {
+      KVASIR_CHECK(tokens_.lay_out(order_));
     }
   }
 
  private:
-  // Calls visit(slot, count, rotation of the first) for the live slots of a column, in series whose keys are stored
-  // rotated consecutively.
-  template <class Visit>
-  void for_each_series(std::uint32_t c, const Visit& visit) const {
-    for (SlotMask left = table_.column_[c].live; left != 0;) {
-      const int slot = std::countr_zero(left);
-      int count = std::countr_one(left >> slot);
-      if (table_.original_ && !original_)
-        for (int next = 1; next < count; ++next)
-          if (table_.index(c, slot + next) != table_.index(c, slot) + next) count = next;
-      visit(slot, count, table_.original_ ? table_.index(c, slot) : table_.column_[c].base + slot);
-      left &= ~slot_range(slot, slot + count);
-    }
-  }
   // With original positions, holes cost nothing.
-  int series(std::uint32_t c) const {
+  int count_series(std::uint32_t c) const {
     int count = 0;
-    for_each_series(c, [&](int, int, Position) { ++count; });
+    series_.for_each(c, [&](int, int, Position) { ++count; });
     return original_ ? 1 : count;
   }
-  int dead(std::uint32_t c) const { return table_.column_[c].used - std::popcount(table_.column_[c].live); }
+  int dead(std::uint32_t c) const { return columns_[c].used - std::popcount(columns_[c].live); }
   // Whether the column cannot stay: its keys are not rotated by their slots, or it would need too many entries.
   bool must_go(std::uint32_t c) const {
     if (original_) return false;
     int count = 0;
     bool scattered = false;
     Position base = 0;
-    for_each_series(c, [&](int slot, int, Position rotation) {
+    series_.for_each(c, [&](int slot, int, Position rotation) {
       if (count++ == 0) base = rotation - slot;
       scattered = scattered || rotation - slot != base;
     });
-    return scattered || count > table_.most_column_entries();
+    return scattered || count > columns_.layout().most_column_entries();
   }
 
   // The frames that begin in each column, not counting the first of all.
@@ -122,7 +152,7 @@ class PageTable::Packer {
     Position expected = 0;
     for (std::size_t i = 0; i < order_.size(); ++i) {
       bool first = i == 0;
-      for_each_series(order_[i], [&](int, int count, Position rotation) {
+      series_.for_each(order_[i], [&](int, int count, Position rotation) {
         starts_[i] += !first && !original_ && rotation != expected;
         first = false;
         expected = rotation + count;
@@ -133,7 +163,7 @@ class PageTable::Packer {
   // Makes those of so many sealed columns side by side a group in which most frames begin.
   void mark_densest(std::size_t columns) {
     std::size_t sealed = 0;
-    while (sealed < order_.size() && table_.column_[order_[sealed]].sealed) ++sealed;
+    while (sealed < order_.size() && columns_[order_[sealed]].sealed) ++sealed;
     columns = std::min(columns, sealed);
     if (columns == 0) return;
     int inside = 0, most = -1;
@@ -163,17 +193,17 @@ class PageTable::Packer {
     bool on = false;
     for (std::size_t i = 0; i < order_.size(); ++i) {
       const std::uint32_t c = order_[i];
-      const bool many = dead(c) * 64 >= std::max(least.dead * slots_, 64) || series(c) >= least.series;
-      const bool follows_open = i > 0 && !table_.column_[order_[i - 1]].sealed;
+      const bool many = dead(c) * 64 >= std::max(least.dead * slots_, 64) || count_series(c) >= least.series;
+      const bool follows_open = i > 0 && !columns_[order_[i - 1]].sealed;
       if (level == kAll) {
         on = on || many || starts_[i] > 0 || must_go(c);
-      } else if (table_.column_[c].sealed) {
+      } else if (columns_[c].sealed) {
         on = many || must_go(c);
       } else {
         // All columns behind an open one are open too. They are packed by themselves, which encodes nothing.
         on = (on && follows_open) || many || must_go(c);
       }
-      const bool joins = level == kAll || table_.column_[c].sealed || follows_open;
+      const bool joins = level == kAll || columns_[c].sealed || follows_open;
       if (on) fate_[i] = i > 0 && fate_[i - 1] != kStays && joins ? kInGroup : kBeginsGroup;
     }
     if (level == kAll) return;
@@ -181,11 +211,11 @@ class PageTable::Packer {
     for (std::size_t begin = 0; begin < order_.size();) {
       const std::size_t end = group_end(begin);
       int live = 0;
-      for (std::size_t i = begin; i < end; ++i) live += std::popcount(table_.column_[order_[i]].live);
-      const bool sealed = table_.column_[order_[end - 1]].sealed;
+      for (std::size_t i = begin; i < end; ++i) live += std::popcount(columns_[order_[i]].live);
+      const bool sealed = columns_[order_[end - 1]].sealed;
       if (fate_[begin] != kStays && sealed && static_cast<std::size_t>((live + slots_ - 1) / slots_) == end - begin)
         for (std::size_t i = begin; i < end; ++i)
-          fate_[i] = series(order_[i]) >= least.series || must_go(order_[i]) ? kBeginsGroup : kStays;
+          fate_[i] = count_series(order_[i]) >= least.series || must_go(order_[i]) ? kBeginsGroup : kStays;
       begin = end;
     }
     if (level >= kWindows) mark_densest(((order_.size() - 1) >> (kAll - level)) + 1);
@@ -207,27 +237,27 @@ class PageTable::Packer {
       Position first = 0;
       std::int64_t live = 0;
       for (std::size_t i = begin; i < end; ++i)
-        for_each_series(order_[i], [&](int, int count, Position rotation) {
+        series_.for_each(order_[i], [&](int, int count, Position rotation) {
           if (live == 0) first = rotation;
           live += count;
           if (fate_[begin] == kStays) place(rotation, count);
         });
       if (fate_[begin] == kStays) {
-        written += table_.column_[order_[begin]].used;
+        written += columns_[order_[begin]].used;
       } else {
         place(first, live);
-        written += table_.column_[order_[end - 1]].sealed ? (live + slots_ - 1) / slots_ * slots_ : live;
+        written += columns_[order_[end - 1]].sealed ? (live + slots_ - 1) / slots_ * slots_ : live;
       }
       begin = end;
     }
-    return (written - table_.length_) * 16 <= written * 3 && (original_ || frames <= most_frames_);
+    return (written - tokens_.length) * 16 <= written * 3 && (original_ || frames <= most_frames_);
   }
 
   // A column that stays. Where positions come to be compact, its keys are rotated by indices, which are consecutive.
   void keep(std::uint32_t c) {
-    Column& column = table_.column_[c];
+    TableColumns::Column& column = columns_[c];
     const int slot = std::countr_zero(column.live);
-    if (table_.original_ && !original_) column.base = table_.index(c, slot) - slot;
+    if (tokens_.original && !original_) column.base = columns_.index(c, slot) - slot;
   }
 
   void pack(std::size_t begin, std::size_t end) {
@@ -235,81 +265,59 @@ class PageTable::Packer {
     scratch_.indices.clear();
     scratch_.encodings.clear();
     scratch_.moves.clear();
-    Position rotation = 0;  // of the first token
     std::size_t first_changed = end - begin;
-    // Calls visit(from, slot, position in the group, count, shift) for series that stay together.
-    const auto for_each_part = [&](const auto& visit) {
-      std::size_t position = 0;
-      for (std::size_t i = begin; i < end; ++i)
-        for_each_series(order_[i], [&](int slot, int count, Position at) {
-          if (position == 0) rotation = at;
-          while (count > 0) {
-            const int part = std::min(count, static_cast<int>(slots - position % slots));
-            visit(i, slot, position, part, original_ ? 0 : rotation + static_cast<Position>(position) - at);
-            position += static_cast<std::size_t>(part);
-            slot += part;
-            at += part;
-            count -= part;
-          }
-        });
-    };
-    for_each_part([&](std::size_t i, int slot, std::size_t position, int count, Position shift) {
+    const auto note = [&](std::size_t i, int slot, std::size_t position, int count, Position shift) {
       for (int s = slot; s < slot + count; ++s) {
-        scratch_.indices.push_back(table_.index(order_[i], s));
-        scratch_.encodings.push_back(table_.encodings(order_[i])[s]);
+        scratch_.indices.push_back(columns_.index(order_[i], s));
+        scratch_.encodings.push_back(columns_.encodings(order_[i])[static_cast<std::size_t>(s)]);
       }
       const bool stays =
           begin + position / slots == i && position % slots == static_cast<std::size_t>(slot) && shift == 0;
       if (!stays) first_changed = std::min(first_changed, position / slots);
-    });
+    };
+    const Position rotation = series_.for_each_part(begin, end, note);
     const std::size_t tokens = scratch_.indices.size();
     const std::size_t kept = (tokens + slots - 1) / slots;
     // Columns [first_opened, end_opened) of the group were sealed and come to be open.
     std::size_t first_opened = kept;
     std::size_t end_opened = kept;
-    const bool is_open = !table_.column_[order_[end - 1]].sealed;
+    const bool is_open = !columns_[order_[end - 1]].sealed;
     for (std::size_t i = kept; is_open && i > 0; --i) {
       const TokenIndex newest = scratch_.indices[std::min(i * slots, tokens) - 1];
-      if (i * slots <= tokens && table_.first_reader(newest) <= table_.next_index_) break;
+      if (i * slots <= tokens && columns_.layout().first_reader(newest) <= tokens_.next_index) break;
       first_opened = i - 1;
-      if (!table_.column_[order_[begin + i - 1]].sealed) end_opened = i - 1;
+      if (!columns_[order_[begin + i - 1]].sealed) end_opened = i - 1;
     }
     first_opened = std::min(first_opened, end_opened);
     const std::size_t opened = end_opened - first_opened;
     if (opened > 0) first_changed = std::min(first_changed, first_opened);
-    const auto lanes = static_cast<std::size_t>(table_.lanes_);
-    PageRefs fresh(table_.pool_);
+    FreshPages fresh = columns_.pages().fresh();
     // The pages of the open column that is given back, if there is no other to open.
-    const bool takes_tail = opened == 1 && table_.layout_.recent == 0;
+    const bool takes_tail = opened == 1 && columns_.layout().recent == 0;
     const std::uint32_t last = order_[end - 1];
     if (takes_tail) {
-      table_.own_column(last);
+      columns_.own(last);
     } else if (opened > 0) {
-      KVASIR_CHECK(fresh.try_allocate(opened * lanes, table_.layout_.classes.open));
+      KVASIR_CHECK(fresh.try_allocate(opened, 0));
     }
     std::size_t owned = end;
-    for_each_part([&](std::size_t i, int slot, std::size_t position, int count, Position shift) {
+    series_.for_each_part(begin, end, [&](std::size_t i, int slot, std::size_t position, int count, Position shift) {
       const std::size_t to = position / slots;
       if (to < first_changed) return;
       const bool is_opened = to >= first_opened && to < end_opened;
-      if (!is_opened && std::exchange(owned, to) != to) table_.own_column(order_[begin + to]);
-      const PageId* pages = !is_opened   ? table_.pages_of(order_[begin + to]).data()
-                            : takes_tail ? table_.pages_of(last).data()
-                                         : fresh.ids().data() + (to - first_opened) * lanes;
-      scratch_.moves.push_back({table_.pages_of(order_[i]).data(), slot_range(slot, slot + count), pages,
+      if (!is_opened && std::exchange(owned, to) != to) columns_.own(order_[begin + to]);
+      const PageId* pages = !is_opened   ? columns_.pages().of(order_[begin + to]).data()
+                            : takes_tail ? columns_.pages().of(last).data()
+                                         : fresh.next(false, to - first_opened).data();
+      scratch_.moves.push_back({columns_.pages().of(order_[i]).data(), slot_range(slot, slot + count), pages,
                                 static_cast<int>(position % slots), shift});
-      table_.slots_moved_ += static_cast<std::uint64_t>(count);
     });
-    if (table_.pool_->store() != nullptr && !scratch_.moves.empty())
-      table_.pool_->store()->repack(table_.lanes_, scratch_.moves);
+    columns_.pages().move(scratch_.moves, true);
     for (std::size_t i = first_opened; i < end_opened; ++i) {
-      const std::uint32_t c = order_[begin + i];
-      table_.column_[c].sealed = false;
       if (takes_tail) {
-        table_.pages_.exchange(table_.first_page(c), table_.first_page(last), lanes);
-        table_.column_[last].sealed = true;
+        columns_.exchange_pages(order_[begin + i], last);
       } else {
-        table_.pages_.take(table_.first_page(c), fresh, (i - first_opened) * lanes, lanes);
+        columns_.replace_pages(order_[begin + i], fresh, false);
       }
     }
     finish(begin, end, first_changed, original_ ? 0 : rotation);
@@ -321,12 +329,12 @@ class PageTable::Packer {
     const std::size_t tokens = scratch_.indices.size();
     for (std::size_t i = 0; begin + i < end; ++i) {
       const std::uint32_t c = order_[begin + i];
-      Column& column = table_.column_[c];
+      TableColumns::Column& column = columns_[c];
       const std::size_t first = i * slots;
       if (first >= tokens) {
-        table_.written_ -= column.used;
-        --table_.runs_.front().columns;
-        table_.release_column(c);
+        tokens_.written -= column.used;
+        --tokens_.runs.front().columns;
+        columns_.release(c);
         fate_[begin + i] = kReleased;
         continue;
       }
@@ -335,33 +343,116 @@ class PageTable::Packer {
         continue;
       }
       const std::size_t count = std::min(tokens - first, slots);
-      table_.written_ -= column.used;
+      tokens_.written -= column.used;
       column.first = scratch_.indices[first];
       column.base = rotation + static_cast<Position>(first);
       column.used = static_cast<std::int32_t>(column.sealed ? slots : count);
       column.live = slot_range(0, static_cast<int>(count));
-      table_.written_ += column.used;
+      tokens_.written += column.used;
       for (std::size_t s = 0; s < static_cast<std::size_t>(column.used); ++s) {
         const std::size_t token = first + std::min(s, count - 1);  // what pads the column has the last one's index
-        table_.offset(c)[s] = static_cast<std::uint32_t>(scratch_.indices[token] - column.first);
-        table_.encodings(c)[s] = s < count ? scratch_.encodings[token] : 0;
+        columns_.offsets(c)[s] = static_cast<std::uint32_t>(scratch_.indices[token] - column.first);
+        columns_.encodings(c)[s] = s < count ? scratch_.encodings[token] : 0;
       }
-      if (column.sealed) table_.count_encodings(c, column.live);
+      if (column.sealed) columns_.count_encodings(c, column.live);
     }
   }
 
-  PageTable& table_;
+  TableTokens& tokens_;
+  TableColumns& columns_;
   TableScratch& scratch_;
   std::vector<std::uint32_t>& order_;
   std::vector<char>& fate_;
   std::vector<int>& starts_;
+  SlotSeries series_;
   int slots_;
   bool original_;
   int most_frames_;
 };
 
-void PageTable::pack_columns(bool original, int most_frames) {
-  Packer(*this, original, most_frames).run();
+// Moves the live slots to the front of the columns in the scratch, in place: no slot moves backwards. With compact
+// positions the keys come to be rotated by their new position and one offset: that of the oldest tokens. In front of
+// the first hole nothing changes then; behind it tokens are copied anyway. So what stays for long, in front of what
+// comes and goes, is not rotated again and again, each time with a rounding of 16-bit keys.
+class Compactor {
+ public:
+  // `original`: the table has original positions afterwards.
+  Compactor(TableTokens& tokens, bool original)
+      : tokens_(tokens),
+        columns_(tokens.columns),
+        scratch_(columns_.pages().pool().scratch()),
+        order_(scratch_.columns),
+        series_(tokens, order_, original),
+        original_(original) {}
+
+  void run() {
+    const Position offset = move_slots();
+    tokens_.original = original_;
+    TableTokens::Run& run = tokens_.runs.front();
+    run.columns = 0;
+    run.next_ordinal = 0;
+    run.tail = TableTokens::kNone;
+    tokens_.written = 0;
+    const std::span<const TokenIndex> indices = scratch_.indices;
+    std::size_t kept = 0;
+    for (const std::uint32_t c : order_) {
+      const std::size_t first = kept * static_cast<std::size_t>(columns_.slots());
+      if (first >= indices.size()) {
+        columns_.release(c);
+        continue;
+      }
+      ++kept;
+      tokens_.start_column(c, 0, indices[first], offset + static_cast<Position>(first));
+      TableColumns::Column& column = columns_[c];
+      column.used = static_cast<std::int32_t>(std::min(indices.size() - first, std::size_t(columns_.slots())));
+      column.live = slot_range(0, column.used);
+      std::ranges::transform(indices.subspan(first, static_cast<std::size_t>(column.used)), columns_.offsets(c).begin(),
+                             [&](TokenIndex token) { return static_cast<std::uint32_t>(token - column.first); });
+      tokens_.written += column.used;
+    }
+    order_.resize(kept);
+    tokens_.lay_out_whole(order_, -offset);
+  }
+
+ private:
+  // Returns the offset, and leaves the indices of the tokens in the scratch.
+  Position move_slots() {
+    scratch_.indices.clear();
+    scratch_.moves.clear();
+    const auto slots = static_cast<std::size_t>(columns_.slots());
+    std::size_t owned = order_.size();
+    const Position first = series_.for_each_part(
+        0, order_.size(), [&](std::size_t i, int slot, std::size_t position, int count, Position shift) {
+          const std::uint32_t from = order_[i];
+          for (int s = slot; s < slot + count; ++s) scratch_.indices.push_back(columns_.index(from, s));
+          const std::size_t to = position / slots;
+          const auto to_slot = static_cast<int>(position % slots);
+          if (to == i && to_slot == slot && shift == 0) return;
+          if (std::exchange(owned, to) != to) columns_.own(order_[to]);
+          const ColumnPages& pages = columns_.pages();
+          add_move(scratch_.moves, {pages.of(from).data(), slot_range(slot, slot + count), pages.of(order_[to]).data(),
+                                    to_slot, shift});
+        });
+    columns_.pages().move(scratch_.moves);
+    return original_ ? 0 : first;
+  }
+
+  TableTokens& tokens_;
+  TableColumns& columns_;
+  TableScratch& scratch_;
+  std::vector<std::uint32_t>& order_;
+  SlotSeries series_;
+  bool original_;
+};
+
+}  // namespace
+
+void PageTable::pack(bool original, int most_frames) {
+  if (layout().packs()) {
+    Packer(tokens_, original, most_frames).run();
+  } else {
+    Compactor(tokens_, original).run();
+  }
 }
 
 }  // namespace kvasir

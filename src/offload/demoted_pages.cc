@@ -93,17 +93,17 @@ Status DemotedPages::open() {
 }
 
 void DemotedPages::take(const PageTable& table, std::span<const IndexRange> ranges) {
-  KVASIR_CHECK(table.lanes() == layout_.lanes && status_.ok());
+  KVASIR_CHECK(table.pages().lanes() == layout_.lanes && status_.ok());
   const std::int64_t before = tokens();
   for (const PageTable::Frame& frame : table.frames())
     for (const PageEntry& entry : table.entries_of(frame)) {
       if (entry.live == 0) continue;
-      const TokenIndex first = table.index(entry.column, std::countr_zero(entry.live));
-      const TokenIndex last = table.index(entry.column, 63 - std::countl_zero(entry.live));
+      const TokenIndex first = table.columns().index(entry.column, std::countr_zero(entry.live));
+      const TokenIndex last = table.columns().index(entry.column, 63 - std::countl_zero(entry.live));
       SlotMask leaves = 0;
       auto range = std::ranges::partition_point(ranges, [&](const IndexRange& r) { return r.end <= first; });
       for (; range != ranges.end() && range->begin <= last; ++range)
-        leaves |= entry.live & table.slots_of(entry.column, range->begin, range->end);
+        leaves |= entry.live & table.columns().slots_of(entry.column, range->begin, range->end);
       if (leaves != 0) append(table, entry.column, leaves);
       if (!status_.ok()) return;
     }
@@ -118,10 +118,10 @@ void DemotedPages::append(const PageTable& table, std::uint32_t column, SlotMask
     SlotMask part = slots;
     while (std::popcount(part) > layout_.format.slots - used_) part &= ~(SlotMask{1} << (63 - std::countl_zero(part)));
     slots &= ~part;
-    const SlotMove move{table.pages_of(column).data(), part, open_.ids().data(), used_, 0};
+    const SlotMove move{table.pages().of(column).data(), part, open_.ids().data(), used_, 0};
     pool_->store()->move(layout_.lanes, {&move, 1});
     for (SlotMask left = part; left != 0; left &= left - 1)
-      open_tokens_[static_cast<std::size_t>(used_++)] = table.index(column, std::countr_zero(left));
+      open_tokens_[static_cast<std::size_t>(used_++)] = table.columns().index(column, std::countr_zero(left));
     if (used_ == layout_.format.slots) encode_open();
     if (!status_.ok()) return;
   }

@@ -384,7 +384,7 @@ FollowerHeads::Report FollowerHeads::report_with(const KvSequence& tables) const
   Report report = report_;
   for (int t = 0; t < tables.governed_tables(); ++t)
     if (heads_.leader(t) != t)
-      report.hot_bytes += static_cast<std::uint64_t>(tables.table(t).columns()) * plan_.format.bytes();
+      report.hot_bytes += static_cast<std::uint64_t>(tables.table(t).columns().count()) * plan_.format.bytes();
   return report;
 }
 

@@ -22,7 +22,7 @@ void FollowerHeads::write_columns(Cluster& cluster, const KvSequence& tables, st
       const PageEntry& entry =
           table.entries_of(table.frames().front())[static_cast<std::size_t>(column - cold_ / plan_.format.slots)];
       KVASIR_CHECK(entry.ordinal == static_cast<std::uint64_t>(column));
-      store->read_rows(table.pages_of(entry.column).front(), 0, plan_.format.slots, rows.data());
+      store->read_rows(table.pages().of(entry.column).front(), 0, plan_.format.slots, rows.data());
       for (std::size_t slot = 0; slot < slots; ++slot)
         std::copy_n(rows.begin() + static_cast<std::ptrdiff_t>(slot * row), row,
                     bytes.begin() + static_cast<std::ptrdiff_t>((slot * count + t) * row));
@@ -108,7 +108,7 @@ void FollowerHeads::choose(Cluster& cluster, const PolicyChunk& next, TokenIndex
       for (std::size_t t = 0; t < cluster.tables.size(); ++t) {
         const PageTable& own = tables->table(cluster.tables[t]);
         const std::size_t entry = column - static_cast<std::size_t>(cold_) / slots;
-        const PageId page = own.pages_of(own.entries_of(own.frames().front())[entry].column).front();
+        const PageId page = own.pages().of(own.entries_of(own.frames().front())[entry].column).front();
         store->read_rows(page, static_cast<int>(missing.token % slots), 1, bytes.data());
         store->put_row(hot(t)[missing.row / slots], static_cast<int>(missing.row % slots), bytes.data());
       }

@@ -46,14 +46,14 @@ class DividedChunk {
         recent_(shape.recent),
         begin_(table.next_index()),
         end_(table.next_index() + rows),
-        columns_(table.columns()) {
+        columns_(table.columns().count()) {
     for (const PageTable::Frame& frame : table.frames())
       for (const PageEntry& entry : table.entries_of(frame)) {
-        const PageTable::Column& column = table.column(entry.column);
+        const PageTable::Column& column = table.columns()[entry.column];
         const TokenIndex last = column.first + slots_ - 1;
         if (!column.sealed && (lasts_.empty() || lasts_.back() != last)) lasts_.push_back(last);
       }
-    KVASIR_CHECK(std::ssize(lasts_) == table.open_columns());
+    KVASIR_CHECK(std::ssize(lasts_) == table.memory().open_columns());
   }
 
   // Adds the chunk's costliest moment to *peak. Apart from the open pages that a pass keeps, cost repeats from page to
@@ -120,15 +120,15 @@ void append_chunk(const KvCacheShape& shape, int rows, bool divided, PageTable* 
   const bool encoded = shape.page.encoded();
   if (encoded && divided && rows > 1) DividedChunk(shape, *table, rows).note(peak);
   KVASIR_CHECK(table->append(rows).ok());
-  peak->columns = std::max(peak->columns, static_cast<std::uint64_t>(table->columns()));
+  peak->columns = std::max(peak->columns, static_cast<std::uint64_t>(table->columns().count()));
   if (!encoded) {
     peak->sealed = peak->columns;
     return;
   }
-  const auto open = static_cast<std::uint64_t>(table->open_columns());
-  const std::uint64_t sealed = static_cast<std::uint64_t>(table->columns()) - open;
-  const std::uint64_t with_kept = open + static_cast<std::uint64_t>(table->kept_columns());
-  note_most(shape, sealed, with_kept, static_cast<std::uint64_t>(table->columns()), peak);
+  const auto open = static_cast<std::uint64_t>(table->memory().open_columns());
+  const std::uint64_t sealed = static_cast<std::uint64_t>(table->columns().count()) - open;
+  const std::uint64_t with_kept = open + static_cast<std::uint64_t>(table->seals().kept_columns());
+  note_most(shape, sealed, with_kept, static_cast<std::uint64_t>(table->columns().count()), peak);
   if (!divided || rows == 1) peak->least = std::max(peak->least, bytes_of_pages(shape, sealed, with_kept));
   table->end_pass();
 }
@@ -274,7 +274,7 @@ MemoryPeak find_peak(const KvCacheShape& shape, const RetentionPolicy& policy, c
   const auto settled = [&](const PageTable& table, std::int64_t done, TokenIndex hole) {
     // Encoded pages in front of the hole must be sealed, and a sliding window must have begun to give back.
     if (shape.page.encoded() && done < hole + 2 * shape.page.slots + shape.recent) return false;
-    return shape.window == 0 || shape.window >= *policy.bound() + request.chunk || !table.given_back().empty();
+    return shape.window == 0 || shape.window >= *policy.bound() + request.chunk || !table.tokens().given_back.empty();
   };
   run_bounded(shape, policy, request, append, settled);
   return peak;
@@ -339,7 +339,7 @@ JointPeak find_joint_peak(const KvCacheShape& shape, const RetentionPolicy& poli
   }
   const auto append = [&](PageTable& table, std::int64_t done, int rows) {
     KVASIR_CHECK(table.append(rows).ok());
-    columns[0] = static_cast<std::uint64_t>(table.columns());
+    columns[0] = static_cast<std::uint64_t>(table.columns().count());
     count_windows(done, rows);
     note();
   };

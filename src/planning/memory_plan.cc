@@ -67,7 +67,7 @@ int most_frames(const KvCacheShape& shape, const RetentionPolicy& policy) {
   if (!traits.compacts) return traits.sinks > 0 ? 2 : 1;
   if (!traits.run_capacities.empty()) return static_cast<int>(traits.run_capacities.size()) + 2;
   if (!splits_at_holes(traits)) return 1;
-  return shape.page.encoded() ? PageTable::kMaxEncodedFrames : PageTable::kMaxFrames;
+  return shape.page.encoded() ? PageTableLayout::kMaxEncodedFrames : PageTableLayout::kMaxFrames;
 }
 
 // As most_frames, in a chunk of more than Sequence::kFewRows rows.

@@ -10,7 +10,7 @@ namespace kvasir {
 PrefixCache::PrefixCache(KvCache* cache, std::uint64_t most_bytes)
     : cache_(cache),
       most_bytes_(most_bytes),
-      owner_(cache->pool().add_owner()),
+      owner_(cache->pool().owners().add()),
       tree_(cache),
       order_(std::min(most_bytes, cache->budget().capacity())) {
   cache->pool().mark_cached(owner_, {});
@@ -19,7 +19,7 @@ PrefixCache::PrefixCache(KvCache* cache, std::uint64_t most_bytes)
 PrefixCache::~PrefixCache() {
   listener_ = nullptr;
   clear();
-  cache_->pool().remove_owner(owner_);
+  cache_->pool().owners().remove(owner_);
 }
 
 PrefixMatch PrefixCache::find(const PrefixQuery& query) const {

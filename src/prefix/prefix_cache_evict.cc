@@ -55,7 +55,7 @@ bool PrefixCache::evict_one() {
     }
   // A sequence that dropped its first tokens may share a block behind pages that only the cache holds: these go once
   // that block has gone.
-  if (shares.empty() || cache_->pool().only_cached_pages() == 0) return false;
+  if (shares.empty() || cache_->pool().cached().only_pages == 0) return false;
   evict(Item(*shares.front()->order.begin()), PrefixMiss::kEvicted);
   return true;
 }
@@ -118,11 +118,11 @@ void PrefixCache::keep_within_bound() {
 }
 
 std::uint64_t PrefixCache::evictable_bytes() const {
-  return cache_->pool().only_cached_bytes() + snapshot_bytes_;
+  return cache_->pool().cached().only_bytes + snapshot_bytes_;
 }
 
 std::uint64_t PrefixCache::bytes() const {
-  return cache_->pool().cached_bytes() + snapshot_bytes_ + tree_.charged_bytes();
+  return cache_->pool().cached().bytes + snapshot_bytes_ + tree_.charged_bytes();
 }
 
 }  // namespace kvasir

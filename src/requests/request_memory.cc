@@ -17,7 +17,8 @@ std::uint64_t bytes_of_columns(const KvCacheShape& shape, std::int64_t columns) 
 // Returns how many of the first columns of two texts are the same pages. REQUIRES: neither has dropped tokens.
 std::int64_t common_columns(const Sequence& a, const Sequence& b) {
   const auto same = [&](std::int64_t column) {
-    return a.tables().table(0).pages_of_whole(column).front() == b.tables().table(0).pages_of_whole(column).front();
+    return a.tables().table(0).tokens().pages_of_whole(column).front() ==
+           b.tables().table(0).tokens().pages_of_whole(column).front();
   };
   std::int64_t common = 0;
   std::int64_t most = std::min(a.tables().whole_columns(), b.tables().whole_columns());

@@ -63,11 +63,11 @@ class KeptCounter {
 void count_entry(const PageTable& table, const PageEntry& entry, KeptCounter& counter) {
   const int first = std::countr_zero(entry.live);
   const int last = static_cast<int>(std::bit_width(entry.live)) - 1;
-  const TokenIndex begin = table.index(entry.column, first);
-  const TokenIndex end = table.index(entry.column, last) + 1;
+  const TokenIndex begin = table.columns().index(entry.column, first);
+  const TokenIndex end = table.columns().index(entry.column, last) + 1;
   if (end - begin == std::popcount(entry.live)) return counter.add(begin, end);
   for (SlotMask rest = entry.live; rest != 0; rest &= rest - 1) {
-    const TokenIndex token = table.index(entry.column, std::countr_zero(rest));
+    const TokenIndex token = table.columns().index(entry.column, std::countr_zero(rest));
     counter.add(token, token + 1);
   }
 }
@@ -75,14 +75,14 @@ void count_entry(const PageTable& table, const PageEntry& entry, KeptCounter& co
 // Counts a table's tokens and pages.
 std::vector<TokenView::Pages> view_table(const PageTable& table, KeptCounter& counter) {
   std::vector<TokenView::Pages> pages;
-  std::vector<bool> seen(table.pages().size() / static_cast<std::size_t>(table.lanes()));
+  std::vector<bool> seen(table.pages().all().size() / static_cast<std::size_t>(table.pages().lanes()));
   for (const PageTable::Frame& frame : table.frames()) {
     for (const PageEntry& entry : table.entries_of(frame)) {
       if (entry.live == 0) continue;
       count_entry(table, entry, counter);
       if (seen[entry.column]) continue;
       seen[entry.column] = true;
-      const int live = std::popcount(table.column(entry.column).live);
+      const int live = std::popcount(table.columns()[entry.column].live);
       if (pages.empty() || pages.back().live != live) pages.push_back({0, live});
       ++pages.back().pages;
     }
@@ -107,7 +107,7 @@ SequenceView view_sample(const SampleInfo& sample) {
   view.seen = tables.next_index();
   view.kept = std::llround(tables.mean_stored());
   for (int t = 0; t < tables.tables(); ++t)
-    view.pages += std::int64_t{tables.table(t).columns()} * tables.table(t).lanes();
+    view.pages += std::int64_t{tables.table(t).columns().count()} * tables.table(t).pages().lanes();
   view.bytes = sample.sequence->bytes();
   return view;
 }

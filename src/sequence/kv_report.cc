@@ -18,14 +18,15 @@ KvReport kv_report(const Sequence& sequence) {
   report.kept = std::llround(offloads ? tables.mean_length() : tables.mean_stored());
   report.kept_least = std::numeric_limits<std::int64_t>::max();
   for (int t = 0; t < tables.governed_tables(); ++t) {
-    const std::int64_t kept = offloads ? tables.table(t).length() : tables.table(t).stored();
+    const std::int64_t kept = offloads ? tables.table(t).length() : tables.table(t).tokens().stored();
     report.kept_least = std::min(report.kept_least, kept);
     report.kept_most = std::max(report.kept_most, kept);
   }
   const KvCacheShape& shape = sequence.shape();
   for (std::size_t w = 0; w < shape.windows.size(); ++w) {
     const PageTable& table = tables.table(tables.governed_tables() + static_cast<int>(w));
-    report.windows.push_back({shape.windows[w].layers, shape.windows[w].window, table.stored(), table.page_bytes()});
+    report.windows.push_back(
+        {shape.windows[w].layers, shape.windows[w].window, table.tokens().stored(), table.memory().page_bytes()});
   }
   for (const StateGroup& group : shape.states)
     report.states.push_back(
@@ -53,7 +54,7 @@ KvReport kv_report(const Sequence& sequence) {
     report.fetched_prompts = offloaded.prompts;
   }
   report.dead_share = tables.dead_share();
-  const PageTable::Encodings encodings = tables.encodings();
+  const TableColumns::Encodings encodings = tables.encodings();
   report.encodings_mean = encodings.mean();
   report.encodings_max = encodings.most;
   report.bytes = sequence.bytes();
@@ -72,10 +73,9 @@ std::uint64_t bytes_freed_without(const Sequence& sequence, PageOwner beside) {
       const std::uint32_t cached = beside != PageOwner::kNobody ? pool.cached_references(page) : 0;
       return pool.references(page) - cached == 1;
     };
-    table.for_each_column([&](std::span<const PageId> column) {
-      for (const PageId page : column)
+    for (const std::uint32_t column : table.columns().in_order())
+      for (const PageId page : table.pages().of(column))
         if (is_freed(page)) bytes += pool.page_cost(page_class(page));
-    });
   }
   return bytes + sequence.own_bytes_beside_pages();
 }

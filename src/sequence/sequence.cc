@@ -212,7 +212,7 @@ Sequence::PassPlan Sequence::plan_pass(const Input& input) const {
   // Keys that the chunk's end will rotate must be the sequence's own.
   if (plan.begins_chunk && rotates())
     if (const IndexRange dropped = ranges_->will_drop(plan.chunk); !dropped.empty())
-      plan.reserve += tables_.only_table().unshare_bytes({dropped.end, plan.chunk.end()});
+      plan.reserve += tables_.only_table().memory().unshare_bytes({dropped.end, plan.chunk.end()});
   return plan;
 }
 
@@ -271,8 +271,8 @@ void Sequence::prepare_tables(const PolicyChunk& chunk) {
   for (int t = 0; t < tables_.governed_tables(); ++t) {
     PageTable& table = tables_.table(t);
     if (policy_->traits().positions == PositionMode::kAuto && leaves_context) table.make_positions_compact();
-    const int most = table.format().encoded() ? kMostEncodedChunkFrames : kMostChunkFrames;
-    if (chunk.rows > kFewRows && table.runs() == 1 && std::ssize(table.frames()) > most) table.compact();
+    const int most = table.pages().format().encoded() ? kMostEncodedChunkFrames : kMostChunkFrames;
+    if (chunk.rows > kFewRows && table.layout().runs() == 1 && std::ssize(table.frames()) > most) table.compact();
   }
 }
 

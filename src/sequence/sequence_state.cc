@@ -25,7 +25,8 @@ bool frames_are(const PageTable& table, std::span<const IndexRange> ranges) {
   std::size_t f = 0;
   for (const IndexRange& range : ranges) {
     if (range.empty()) continue;
-    if (f == table.frames().size() || table.frames()[f].tokens != range.size() || table.first_token(f) != range.begin)
+    if (f == table.frames().size() || table.frames()[f].tokens != range.size() ||
+        table.tokens().first_token(f) != range.begin)
       return false;
     ++f;
   }
@@ -42,7 +43,7 @@ bool policy_agrees(const Sequence& sequence) {
   for (int t = 0; t < tables.tables(); ++t) {
     const PageTable& table = tables.table(t);
     if (table.next_index() != tables.next_index()) return false;
-    for (int run = 0; run < table.runs(); ++run) {
+    for (int run = 0; run < table.layout().runs(); ++run) {
       ranges.clear();
       if (t < tables.governed_tables()) {
         policy.retained(t, run, ranges);
@@ -51,16 +52,17 @@ bool policy_agrees(const Sequence& sequence) {
       }
       std::int64_t retained = 0;
       for (const IndexRange& range : ranges) retained += range.size();
-      if (table.runs() == 1 && retained != table.length()) return false;
-      if (!table.lists() && !frames_are(table, ranges)) return false;
-      cut(ranges, table.given_back());
+      if (table.layout().runs() == 1 && retained != table.length()) return false;
+      if (!table.layout().lists && !frames_are(table, ranges)) return false;
+      cut(ranges, table.tokens().given_back);
       auto range = ranges.begin();
       TokenIndex at = range != ranges.end() ? range->begin : 0;
       for (const PageTable::Frame& frame : table.frames()) {
         if (frame.run != run) continue;
         for (const PageEntry& entry : table.entries_of(frame))
           for (SlotMask left = entry.live; left != 0; left &= left - 1) {
-            if (range == ranges.end() || table.index(entry.column, std::countr_zero(left)) != at) return false;
+            if (range == ranges.end() || table.columns().index(entry.column, std::countr_zero(left)) != at)
+              return false;
             if (++at == range->end && ++range != ranges.end()) at = range->begin;
           }
       }
@@ -97,9 +99,11 @@ Status read_sequence(ByteReader& in, Sequence* sequence) {
 
 std::vector<PageId> pages_in_order(const Sequence& sequence) {
   std::vector<PageId> pages;
-  for (int t = 0; t < sequence.tables().tables(); ++t)
-    sequence.tables().table(t).for_each_column(
-        [&](std::span<const PageId> column) { pages.insert(pages.end(), column.begin(), column.end()); });
+  for (int t = 0; t < sequence.tables().tables(); ++t) {
+    const PageTable& table = sequence.tables().table(t);
+    for (const std::uint32_t column : table.columns().in_order())
+      pages.insert(pages.end(), table.pages().of(column).begin(), table.pages().of(column).end());
+  }
   return pages;
 }
 

@@ -254,19 +254,19 @@ Status save_session(const std::string& path, const Sequence& sequence, int chunk
   if (extras.sampler) put_sampler(out, *extras.sampler);
   KVASIR_RETURN_IF_ERROR(writer.block(kState, bytes));
   const PagePool& pool = sequence.cache()->pool();
-  Status status;
-  for (int t = 0; t < sequence.tables().tables() && status.ok(); ++t)
-    sequence.tables().table(t).for_each_column([&](std::span<const PageId> pages) {
-      if (!status.ok()) return;
+  for (int t = 0; t < sequence.tables().tables(); ++t) {
+    const PageTable& table = sequence.tables().table(t);
+    for (const std::uint32_t column : table.columns().in_order()) {
+      const std::span<const PageId> pages = table.pages().of(column);
       const std::size_t page_bytes = pool.format(page_class(pages.front())).bytes();
       bytes.resize(pages.size() * page_bytes);
       for (std::size_t p = 0; p < pages.size(); ++p) {
         KVASIR_CHECK(pool.place(pages[p]) == PagePlace::kMemory);
         pool.store()->read(pages[p], std::span(bytes).subspan(p * page_bytes, page_bytes));
       }
-      status = writer.block(kPages, bytes);
-    });
-  KVASIR_RETURN_IF_ERROR(status);
+      KVASIR_RETURN_IF_ERROR(writer.block(kPages, bytes));
+    }
+  }
   if (const auto states = sequence.tables().states().memory(); !states.empty())
     KVASIR_RETURN_IF_ERROR(writer.block(kLayerStates, states));
   KVASIR_RETURN_IF_ERROR(writer.block(kDone, {}));
@@ -331,12 +331,15 @@ Result<LoadedSession> restore_session(const SessionParts& parts, const std::shar
   KVASIR_RETURN_IF_ERROR(restore_state(parts.state, *model, &session));
   std::size_t next = 0;
   bool fits = true;
-  for (int t = 0; t < session.sequence->tables().tables(); ++t)
-    session.sequence->tables().table(t).for_each_column([&](std::span<const PageId> ids) {
+  for (int t = 0; t < session.sequence->tables().tables(); ++t) {
+    const PageTable& table = session.sequence->tables().table(t);
+    for (const std::uint32_t column : table.columns().in_order()) {
+      const std::span<const PageId> ids = table.pages().of(column);
       fits = fits && next < pages.size() &&
              pages[next].size() == ids.size() * cache->pool().format(page_class(ids.front())).bytes();
       ++next;
-    });
+    }
+  }
   if (!fits || next != pages.size()) return damaged("its pages are not those of its tables");
   if (parts.layer_states.size() != session.sequence->tables().states().bytes())
     return damaged("its states are not those of the model's layers");

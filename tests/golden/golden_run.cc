@@ -47,10 +47,10 @@ GoldenResult run_golden(const std::shared_ptr<LoadedModel>& model, const std::st
   XXH3_64bits_reset(state);
   for (int t = 0; t < runner->sequence().governed_tables(); ++t) {
     const PageTable& table = runner->sequence().table(t);
-    const std::vector<TokenIndex> ids = retained_by_policy(runner->policy(), t, table.runs());
+    const std::vector<TokenIndex> ids = retained_by_policy(runner->policy(), t, table.layout().runs());
     // The table has pages of all of them, but those behind a sliding window.
     std::vector<TokenIndex> stored = ids;
-    std::erase_if(stored, [given_back = table.given_back()](TokenIndex id) {
+    std::erase_if(stored, [given_back = table.tokens().given_back](TokenIndex id) {
       return id >= given_back.begin && id < given_back.end;
     });
     EXPECT_EQ(retained_ids(table), stored) << policy;

@@ -97,7 +97,7 @@ inline std::vector<TokenIndex> indices_in(const PageTable& table, const BatchRow
   std::vector<TokenIndex> indices;
   for (std::size_t e = 0; e < masks.size(); ++e)
     for (int slot = 0; slot < 64; ++slot)
-      if ((masks[e] >> slot & 1) != 0) indices.push_back(table.index(rows.entries[e].page.column, slot));
+      if ((masks[e] >> slot & 1) != 0) indices.push_back(table.columns().index(rows.entries[e].page.column, slot));
   return indices;
 }
 

@@ -24,8 +24,8 @@ void check_description(const PageTable& table, const BatchTable& batch,
   const auto rows = static_cast<int>(visible.size());
   const std::span<const PageTable::Frame> frames = table.frames();
   ASSERT_EQ(batch.rows, rows);
-  ASSERT_EQ(batch.lanes, table.lanes());
-  ASSERT_EQ(batch.pages.data(), table.pages().data());
+  ASSERT_EQ(batch.lanes, table.pages().lanes());
+  ASSERT_EQ(batch.pages.data(), table.pages().all().data());
   ASSERT_EQ(batch.frames.size(), frames.size());
   ASSERT_EQ(batch.query_positions.size(), frames.size() * visible.size());
   ASSERT_EQ(batch.key_positions.size(), visible.size());
@@ -67,7 +67,7 @@ void check_description(const PageTable& table, const BatchTable& batch,
     ASSERT_EQ(test::indices_in(table, masks, masks.retained[row]), sees);
     // Distance of query and key: tokens this row sees from the key on, itself excluded; or as they stood in the text.
     const auto distance_to = [&](TokenIndex index) -> Position {
-      if (table.original_positions()) return own_index - index;
+      if (table.tokens().original) return own_index - index;
       return sees.end() - std::ranges::lower_bound(sees, index) - 1;
     };
     std::vector<TokenIndex> near;
@@ -79,22 +79,22 @@ void check_description(const PageTable& table, const BatchTable& batch,
       for (SlotMask left = masks.retained[row][e]; left != 0; left &= left - 1) {
         const test::BatchRows::Entry& entry = masks.entries[e];
         const int slot = std::countr_zero(left);
-        const test::LiveToken& key = stored.at(table.index(entry.page.column, slot));
+        const test::LiveToken& key = stored.at(table.columns().index(entry.page.column, slot));
         ASSERT_EQ(static_cast<std::size_t>(key.frame), entry.frame);
         ASSERT_EQ(key.column, entry.page.column);
-        ASSERT_EQ(table.column(key.column).ordinal, entry.page.ordinal);
-        const Position key_at = table.stored_rotation(key.column, slot, frames[entry.frame]);
+        ASSERT_EQ(table.columns()[key.column].ordinal, entry.page.ordinal);
+        const Position key_at = table.tokens().stored_rotation(key.column, slot, frames[entry.frame]);
         ASSERT_EQ(batch.query_position(entry.frame, r) - key_at, distance_to(key.id)) << key.id;
       }
     // Where the row's own key goes, and what it is rotated by.
     const WriteSlot& place = batch.slots[row];
-    ASSERT_EQ(table.index(place.column, place.slot), own_index);
-    ASSERT_LT(place.slot, table.column(place.column).used);
+    ASSERT_EQ(table.columns().index(place.column, place.slot), own_index);
+    ASSERT_LT(place.slot, table.columns()[place.column].used);
     const test::LiveToken& own = stored.at(own_index);
     ASSERT_EQ(own.column, place.column);
     ASSERT_EQ(own.slot, place.slot);
     ASSERT_EQ(batch.key_positions[row],
-              table.stored_rotation(place.column, place.slot, frames[static_cast<std::size_t>(own.frame)]));
+              table.tokens().stored_rotation(place.column, place.slot, frames[static_cast<std::size_t>(own.frame)]));
   }
 }
 
@@ -247,7 +247,7 @@ TEST(DescribeTable, RandomListsWithAndWithoutWindow) {
     const int rows = draw(1, 70);
     ASSERT_TRUE(table.append(rows).ok());
     many_frames += table.frames().size() > 4 ? 1 : 0;
-    original += table.original_positions() ? 1 : 0;
+    original += table.tokens().original ? 1 : 0;
     of_runs += std::ranges::any_of(table.frames(), [](const auto& frame) { return frame.run == 2; }) ? 1 : 0;
     const std::vector<IndexRange> hidden(static_cast<std::size_t>(rows));
     for (const Position window : {0, draw(1, static_cast<int>(table.length()) + 10)}) {
@@ -271,7 +271,7 @@ Groups groups_of(const PageTable& table, const test::BatchRows& masks, std::size
     for (std::size_t e = partial.begin; e < partial.end; ++e)
       for (int slot = 0; slot < 64; ++slot)
         if ((masks.attended[row][e] >> slot & 1) != 0)
-          indices.push_back(table.index(masks.entries[e].page.column, slot));
+          indices.push_back(table.columns().index(masks.entries[e].page.column, slot));
     if (!indices.empty()) groups.push_back(std::move(indices));
   }
   return groups;

@@ -311,7 +311,7 @@ TEST(KvCache, OneByteShortFailsAtThatColumnAndLeavesNoTrace) {
   const auto cost = [&](std::uint64_t columns) { return KvCache::cost(shape, {}, static_cast<std::int64_t>(columns)); };
   for (const std::int64_t columns : {1, 2, 20})
     EXPECT_EQ(cost(static_cast<std::uint64_t>(columns)),
-              static_cast<std::uint64_t>(columns) * 6 * kCost + PageTable::bytes_at(6, 16, {}, columns));
+              static_cast<std::uint64_t>(columns) * 6 * kCost + TableMemory::bytes_at(6, 16, {}, columns));
   EXPECT_FALSE(KvCache::create(shape, cost(1) - 1).ok());
   for (std::uint64_t columns = 1; columns <= 20; ++columns)
     for (const int step : {1, 5, 16, 40}) {
@@ -326,7 +326,7 @@ TEST(KvCache, OneByteShortFailsAtThatColumnAndLeavesNoTrace) {
         const TokenIndex fits = static_cast<TokenIndex>(columns - missing) * 16;
         for (;;) {
           const std::string before = test::dump(table) + test::dump((*cache)->pool(), (*cache)->budget());
-          const auto plan = table.plan_append(step);
+          const auto plan = table.memory().plan_append(step);
           const std::uint64_t used = (*cache)->budget().used();
           const Status status = table.append(step);
           (*cache)->check_invariants(all);

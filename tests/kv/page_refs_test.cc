@@ -178,14 +178,14 @@ TEST_F(PageRefsTest, CountsPagesThatCachesHold) {
       only += counts.first > 0 && counts.second == 0 ? 1 : 0;
       both = both || counts.first > 1;
     }
-    ASSERT_EQ(pool->cached_pages(), held);
-    ASSERT_EQ(pool->only_cached_pages(), only);
+    ASSERT_EQ(pool->cached().pages, held);
+    ASSERT_EQ(pool->cached().only_pages, only);
     pool->check_invariants();
   }
   EXPECT_TRUE(both);
   all.clear();
-  EXPECT_EQ(pool->cached_pages(), 0u);
-  EXPECT_EQ(pool->only_cached_pages(), 0u);
+  EXPECT_EQ(pool->cached().pages, 0u);
+  EXPECT_EQ(pool->cached().only_pages, 0u);
 }
 
 TEST_F(PageRefsTest, TakenReferencesReplaceOthers) {

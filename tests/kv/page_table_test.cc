@@ -37,7 +37,7 @@ class PageTableTest : public ::testing::Test {
   const PageEntry& entry(std::size_t frame, std::size_t number) {
     return table().entries_of(table().frames()[frame])[number];
   }
-  const PageTable::Column& oldest() { return table().column(test::columns_of(table()).front()); }
+  const PageTable::Column& oldest() { return table().columns()[test::columns_of(table()).front()]; }
 
   std::unique_ptr<KvCache> cache_;
   std::optional<KvSequence> sequence_;
@@ -50,7 +50,7 @@ TEST_F(PageTableTest, DroppingBehindSinksMakesTwoFrames) {
   ASSERT_EQ(table().frames().size(), 2u);
   EXPECT_EQ(table().frames()[0].origin, 0);
   EXPECT_EQ(table().frames()[1].origin, -6);
-  EXPECT_EQ(table().newest_frame().rotation, 0);
+  EXPECT_EQ(table().frames().back().rotation, 0);
   ASSERT_EQ(oldest().entries, 2);  // sinks and window in page 0
   EXPECT_EQ(entry(0, 0).live, slot_range(0, 4));
   EXPECT_EQ(entry(1, 0).live, slot_range(10, 16));
@@ -59,7 +59,7 @@ TEST_F(PageTableTest, DroppingBehindSinksMakesTwoFrames) {
     ASSERT_TRUE(drop(4, 11 + i).ok());
     ASSERT_EQ(table().frames().size(), 2u);
     ASSERT_EQ(table().length(), 34);
-    ASSERT_LE(table().columns(), 4);
+    ASSERT_LE(table().columns().count(), 4);
   }
 }
 
@@ -77,8 +77,8 @@ TEST_F(PageTableTest, RotatingMovesTheRotationAlone) {
   ASSERT_TRUE(table().append(40).ok());
   ASSERT_TRUE(drop(4, 10, Realign::kRotate).ok());
   EXPECT_EQ(table().frames()[0].rotation, 0);
-  EXPECT_EQ(table().newest_frame().rotation, -6);
-  EXPECT_EQ(table().newest_frame().origin, 0);
+  EXPECT_EQ(table().frames().back().rotation, -6);
+  EXPECT_EQ(table().frames().back().origin, 0);
 }
 
 TEST_F(PageTableTest, ADropOfNothingChangesNothing) {
@@ -96,17 +96,17 @@ TEST_F(PageTableTest, DroppingEverythingKeepsTheOpenColumnOnly) {
   ASSERT_TRUE(table().append(20).ok());
   ASSERT_TRUE(drop(0, 20).ok());
   EXPECT_EQ(table().length(), 0);
-  EXPECT_EQ(table().columns(), 1);
+  EXPECT_EQ(table().columns().count(), 1);
   ASSERT_TRUE(table().append(5).ok());
   check();
   EXPECT_EQ(test::live_tokens(table()).front().id, 20);
   EXPECT_EQ(test::live_tokens(table()).front().position, 0);
   ASSERT_TRUE(table().append(7).ok());
   ASSERT_TRUE(drop(0, 32).ok());
-  EXPECT_EQ(table().columns(), 0);
+  EXPECT_EQ(table().columns().count(), 0);
   // The arrays stay, as large as the two columns there once were asked for.
   EXPECT_EQ(cache_->pool().in_use(), 0u);
-  EXPECT_EQ(cache_->budget().used(), PageTable::bytes_at(2, 16, {}, 2));
+  EXPECT_EQ(cache_->budget().used(), TableMemory::bytes_at(2, 16, {}, 2));
   ASSERT_TRUE(table().append(1).ok());
   EXPECT_EQ(oldest().first, 32);
   check();
@@ -134,7 +134,7 @@ TEST_F(PageTableTest, AHoleBeforeAnOpenEndLeavesRoomForMoreTokens) {
   EXPECT_EQ(drop(8, 9).code(), StatusCode::kUnsupported);
   ASSERT_TRUE(table().append(1).ok());
   check();
-  EXPECT_EQ(oldest().entries, PageTable::kMaxColumnEntries);
+  EXPECT_EQ(oldest().entries, PageTableLayout::kMaxColumnEntries);
 }
 
 TEST_F(PageTableTest, AFullColumnTakesAsManyEntriesAsItHasRoomFor) {
@@ -143,7 +143,7 @@ TEST_F(PageTableTest, AFullColumnTakesAsManyEntriesAsItHasRoomFor) {
   ASSERT_TRUE(drop(5, 6).ok());
   ASSERT_TRUE(drop(8, 9).ok());
   ASSERT_TRUE(drop(12, 16).ok());
-  EXPECT_EQ(oldest().entries, PageTable::kMaxColumnEntries);
+  EXPECT_EQ(oldest().entries, PageTableLayout::kMaxColumnEntries);
   EXPECT_EQ(table().frames().size(), 5u);
   ASSERT_TRUE(table().append(1).ok());
   check();
@@ -151,9 +151,9 @@ TEST_F(PageTableTest, AFullColumnTakesAsManyEntriesAsItHasRoomFor) {
 
 TEST_F(PageTableTest, FramesEndAtTheLimitAndNotBefore) {
   ASSERT_TRUE(table().append(40 * 16).ok());
-  for (int hole = 0; hole < PageTable::kMaxFrames - 1; ++hole)
+  for (int hole = 0; hole < PageTableLayout::kMaxFrames - 1; ++hole)
     ASSERT_TRUE(drop(hole * 16 + 4, hole * 16 + 5).ok()) << hole;
-  EXPECT_EQ(table().frames().size(), static_cast<std::size_t>(PageTable::kMaxFrames));
+  EXPECT_EQ(table().frames().size(), static_cast<std::size_t>(PageTableLayout::kMaxFrames));
   const std::string before = test::dump(table());
   EXPECT_EQ(drop(36 * 16 + 4, 36 * 16 + 5).code(), StatusCode::kUnsupported);
   EXPECT_EQ(drop(39 * 16 + 4, 40 * 16).code(), StatusCode::kUnsupported);
@@ -166,14 +166,14 @@ TEST_F(PageTableTest, PlanOfAnAppendIsWhatItTakes) {
   for (const int tokens : {1, 14, 1, 1, 15, 16, 17, 100}) {
     const std::uint64_t used = cache_->budget().used();
     const std::uint64_t pages = cache_->pool().in_use();
-    const int columns = table().columns();
-    const auto plan = table().plan_append(tokens);
+    const int columns = table().columns().count();
+    const auto plan = table().memory().plan_append(tokens);
     ASSERT_TRUE(table().append(tokens).ok());
     EXPECT_EQ(cache_->budget().used() - used, plan.bytes);
     EXPECT_EQ(cache_->pool().in_use() - pages, plan.pages);
-    EXPECT_EQ(table().columns() - columns, plan.columns);
+    EXPECT_EQ(table().columns().count() - columns, plan.columns);
   }
-  EXPECT_EQ(table().plan_append(0).bytes, 0u);
+  EXPECT_EQ(table().memory().plan_append(0).bytes, 0u);
 }
 
 TEST_F(PageTableTest, UnshareOfAForkThatIsAloneCopiesNothing) {
@@ -197,11 +197,11 @@ TEST_F(PageTableTest, ChargesNothingBeforeTheFirstTokenAndNeverLess) {
   std::uint64_t most = 0;
   for (int round = 1; round <= 12; ++round) {
     ASSERT_TRUE(table().append(16 * round).ok());
-    EXPECT_EQ(table().bytes(), PageTable::bytes_at(2, 16, {}, table().columns()));
+    EXPECT_EQ(table().bytes(), TableMemory::bytes_at(2, 16, {}, table().columns().count()));
     EXPECT_GE(table().bytes(), most);
     most = table().bytes();
     ASSERT_TRUE(drop(0, table().next_index()).ok());
-    EXPECT_EQ(table().columns(), 0);
+    EXPECT_EQ(table().columns().count(), 0);
     EXPECT_EQ(table().bytes(), most);
   }
   sequence_.reset();
@@ -239,9 +239,9 @@ TEST_F(PageTableTest, MaskingInAForkCopiesNothing) {
   ASSERT_TRUE(twin->only_table().apply(plan).ok());
   EXPECT_EQ(test::dump(table()), trunk);
   EXPECT_EQ(cache_->pool().in_use(), 2u * 3u);
-  EXPECT_EQ(twin->pages_copied(), 0u);
+  EXPECT_EQ(twin->only_table().pages().pages_copied(), 0u);
   ASSERT_TRUE(twin->only_table().append(1).ok());  // writes to the open column, which is shared
-  EXPECT_EQ(twin->pages_copied(), 2u);
+  EXPECT_EQ(twin->only_table().pages().pages_copied(), 2u);
   EXPECT_EQ(cache_->pool().in_use(), 2u * 4u);
   EXPECT_EQ(test::dump(table()), trunk);
 }
@@ -269,40 +269,40 @@ TEST(PageTableLists, CompactingAForkCopiesThePagesItWrites) {
   const auto cache = std::move(*KvCache::create(shape, KvCache::cost(shape, layout, 200)));
   KvSequence trunk = cache->new_sequence(layout);
   ASSERT_TRUE(trunk.append(5 * 16).ok());
-  EXPECT_EQ(trunk.only_table().sharing_reserve(), 0u);
+  EXPECT_EQ(trunk.only_table().memory().sharing_reserve(), 0u);
   auto fork = cache->fork(trunk);
   ASSERT_TRUE(fork.ok());
   PageTable& table = fork->only_table();
   const std::uint64_t column = 2 * cache->pool().page_cost();
-  EXPECT_EQ(table.sharing_reserve(), 5 * column);
-  EXPECT_EQ(trunk.only_table().sharing_reserve(), 5 * column);
+  EXPECT_EQ(table.memory().sharing_reserve(), 5 * column);
+  EXPECT_EQ(trunk.only_table().memory().sharing_reserve(), 5 * column);
   const std::string before = test::dump(trunk.only_table());
 
   // One token in 20 leaves: masked.
   KeepPlan plan;
   plan.drop = {{40, 41}, {60, 61}};
   ASSERT_TRUE(table.apply(plan).ok());
-  EXPECT_EQ(table.dead_slots(), 2);
-  EXPECT_EQ(fork->pages_copied(), 0u);
+  EXPECT_EQ(table.tokens().dead_slots(), 2);
+  EXPECT_EQ(fork->only_table().pages().pages_copied(), 0u);
   EXPECT_EQ(cache->pool().in_use(), 2u * 5u);
 
   // Columns 0 and 1 stay as they are, and shared; what is left of column 4 joins what is left of column 2.
   plan.drop = {{34, 40}, {41, 60}, {61, 67}};
   ASSERT_TRUE(table.apply(plan).ok());
   EXPECT_EQ(table.length(), 47);
-  EXPECT_EQ(table.dead_slots(), 0);
-  EXPECT_EQ(table.columns(), 3);
-  EXPECT_EQ(fork->pages_copied(), 2u);
+  EXPECT_EQ(table.tokens().dead_slots(), 0);
+  EXPECT_EQ(table.columns().count(), 3);
+  EXPECT_EQ(fork->only_table().pages().pages_copied(), 2u);
   EXPECT_EQ(cache->pool().in_use(), 2u * 6u);
-  EXPECT_EQ(table.sharing_reserve(), 2 * column);
+  EXPECT_EQ(table.memory().sharing_reserve(), 2 * column);
   EXPECT_EQ(test::dump(trunk.only_table()), before);
   const KvSequence* all[] = {&trunk, &*fork};
   cache->check_invariants(all);
 
   ASSERT_TRUE(trunk.append(1).ok());
-  EXPECT_EQ(trunk.only_table().sharing_reserve(), 2 * column);
+  EXPECT_EQ(trunk.only_table().memory().sharing_reserve(), 2 * column);
   trunk = cache->new_sequence(layout);
-  EXPECT_EQ(table.sharing_reserve(), 0u);
+  EXPECT_EQ(table.memory().sharing_reserve(), 0u);
 }
 
 }  // namespace

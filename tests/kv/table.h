@@ -25,9 +25,9 @@ inline std::vector<LiveToken> live_tokens(const PageTable& table) {
     for (const PageEntry& entry : table.entries_of(frame))
       for (int slot = 0; slot < 64; ++slot)
         if ((entry.live >> slot & 1) != 0)
-          tokens.push_back({table.index(entry.column, slot),
-                            table.stored_rotation(entry.column, slot, frame) + frame.origin, static_cast<int>(f), slot,
-                            entry.column});
+          tokens.push_back({table.columns().index(entry.column, slot),
+                            table.tokens().stored_rotation(entry.column, slot, frame) + frame.origin,
+                            static_cast<int>(f), slot, entry.column});
   }
   std::stable_sort(tokens.begin(), tokens.end(), [](const LiveToken& a, const LiveToken& b) { return a.id < b.id; });
   return tokens;
@@ -51,17 +51,17 @@ inline std::vector<std::uint32_t> columns_of(const PageTable& table, int run = 0
 // Everything that an operation could leave a trace in, as text.
 inline std::string dump(const PageTable& table) {
   std::string text = fmt::format("next {} length {} columns {} dead {}\n", table.next_index(), table.length(),
-                                 table.columns(), table.dead_slots());
+                                 table.columns().count(), table.tokens().dead_slots());
   for (const PageTable::Frame& frame : table.frames()) {
     text += fmt::format("frame {} {} run {} tokens {}:", frame.origin, frame.rotation, frame.run, frame.tokens);
     for (const PageEntry& entry : table.entries_of(frame)) {
-      const PageTable::Column& column = table.column(entry.column);
+      const PageTable::Column& column = table.columns()[entry.column];
       text += fmt::format(" [{} {:x} base {} first {} used {}", entry.ordinal, entry.live, column.base, column.first,
                           column.used);
-      for (const PageId page : table.pages_of(entry.column))
+      for (const PageId page : table.pages().of(entry.column))
         text += fmt::format(" p{}", static_cast<std::uint32_t>(page));
-      for (int slot = 0; table.lists() && slot < column.used; ++slot)
-        text += fmt::format(" {}", table.index(entry.column, slot));
+      for (int slot = 0; table.layout().lists && slot < column.used; ++slot)
+        text += fmt::format(" {}", table.columns().index(entry.column, slot));
       text += ']';
     }
     text += '\n';

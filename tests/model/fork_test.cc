@@ -30,7 +30,8 @@ TEST(Fork, BothBranchesEqualFreshRuns) {
     all_logits(*trunk, prompt, 64);
     auto branch = trunk->fork();
     ASSERT_TRUE(branch.ok()) << branch.status().message();
-    EXPECT_EQ(trunk->sequence().only_table().pages().front(), (*branch)->sequence().only_table().pages().front())
+    EXPECT_EQ(trunk->sequence().only_table().pages().all().front(),
+              (*branch)->sequence().only_table().pages().all().front())
         << "nothing is shared";
     const auto in_branch = continue_with(**branch, 2);
     const auto in_trunk = continue_with(*trunk, 3);

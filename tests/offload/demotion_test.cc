@@ -74,7 +74,7 @@ std::vector<std::vector<std::vector<float>>> keys_of_first_layer(const std::shar
   for (const LiveToken& token : live_tokens(table))
     for (int head = 0; head < model->config.governed().kv_heads; ++head) {
       model->store_of(*runner->whole().cache())
-          ->read_keys(table.pages_of(token.column)[static_cast<std::size_t>(head)], of_page.data());
+          ->read_keys(table.pages().of(token.column)[static_cast<std::size_t>(head)], of_page.data());
       const auto first = of_page.begin() + static_cast<std::ptrdiff_t>(token.slot) * page.head_dim;
       keys[static_cast<std::size_t>(head)].emplace_back(first, first + page.head_dim);
     }
@@ -149,7 +149,8 @@ TEST(Demotion, HoldsWhatWasDroppedInOrder) {
             for (std::size_t slot = 0; slot < tokens.size(); ++slot) {
               const float key = keys[static_cast<std::size_t>(head)][static_cast<std::size_t>(tokens[slot])]
                                     [static_cast<std::size_t>(d)];
-              ASSERT_EQ(held[slot * static_cast<std::size_t>(model->config.governed().head_dim) + static_cast<std::size_t>(d)],
+              ASSERT_EQ(held[slot * static_cast<std::size_t>(model->config.governed().head_dim) +
+                             static_cast<std::size_t>(d)],
                         key);
               low = std::min(low, key);
               high = std::max(high, key);
@@ -173,7 +174,8 @@ TEST(Demotion, ChoosesByTheDefinition) {
     run_text(*runner, text, 64);
     const std::span<const DemotedPages> tables = runner->whole().demotion()->tables();
     KvCache& cache = *runner->whole().cache();
-    const int dim = model->config.governed().head_dim, group = model->config.governed().heads / model->config.governed().kv_heads;
+    const int dim = model->config.governed().head_dim,
+              group = model->config.governed().heads / model->config.governed().kv_heads;
     std::mt19937_64 random(7);
     int cut = 0, some = 0;
     for (int trial = 0; trial < 200; ++trial) {

@@ -185,10 +185,10 @@ TEST(BatchMemory, FramesInTheMeanAreThoseOfChunks) {
   EXPECT_EQ(mean_frames(plan("streaming:sinks=4,window=60"), 256, 1), 2);
   EXPECT_EQ(mean_frames(plan("h2o:budget=100,recent=10,pos=original"), 256, 1), 1);
   for (const char* spec : {"h2o:budget=100,recent=10", "snapkv", "tova:budget=100"}) {
-    EXPECT_EQ(plan(spec).frames_max, PageTable::kMaxFrames);
+    EXPECT_EQ(plan(spec).frames_max, PageTableLayout::kMaxFrames);
     EXPECT_EQ(mean_frames(plan(spec), 256, 1), 5);  // (8 x 32 + 248 x 4) / 256
-    EXPECT_EQ(mean_frames(plan(spec), 1, 1), PageTable::kMaxFrames);
-    EXPECT_EQ(mean_frames(plan(spec), 256, 64), PageTable::kMaxFrames);
+    EXPECT_EQ(mean_frames(plan(spec), 1, 1), PageTableLayout::kMaxFrames);
+    EXPECT_EQ(mean_frames(plan(spec), 256, 64), PageTableLayout::kMaxFrames);
   }
 }
 

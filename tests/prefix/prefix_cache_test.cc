@@ -211,7 +211,7 @@ TEST_F(PrefixCacheTest, PagesOfSeveralHoldersCountOnce) {
     }
     cache.add_pages("", std::span(text.tokens).first(3 * kSlots), sequence, {});
     EXPECT_EQ(cache.bytes(), kv_->budget().used() - sequence.table_bytes());
-    EXPECT_EQ(kv_->pool().only_cached_pages(), 0u) << "the sequence holds them";
+    EXPECT_EQ(kv_->pool().cached().only_pages, 0u) << "the sequence holds them";
   }
   EXPECT_EQ(cache.bytes(), kv_->budget().used());
   EXPECT_EQ(cache.evictable_bytes(), kv_->budget().used() - cache.charged_bytes());

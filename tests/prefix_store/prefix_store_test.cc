@@ -422,7 +422,7 @@ TEST(PrefixStore, DamagedPagesDoNotStay) {
     const RequestOptions options = request_of(policy, random_tokens(300, crowd_spec().vocab, 2), 5, 2);
     const RequestId damaged = queue.add(options);
     for (int polls = 0; polls < 6; ++polls) ASSERT_NO_FATAL_FAILURE(queue.poll());
-    const PageId page = queue.queue().sequence_of(damaged, 0)->tables().table(0).pages_of(0)[0];
+    const PageId page = queue.queue().sequence_of(damaged, 0)->tables().table(0).pages().of(0)[0];
     const std::vector<std::byte> bytes(model->kv_shape.page.bytes(), std::byte{0xff});
     queue.cache().pool().store()->write(page, bytes);
     queue.expect_failure(damaged);

@@ -109,7 +109,7 @@ class EncodedWorld {
     } else if (choice < 97 && config_.lists && config_.runs.empty()) {
       if (random_.chance(50)) {
         twin.real.only_table().compact();
-        if (!twin.real.only_table().original_positions()) {
+        if (!twin.real.only_table().tokens().original) {
           EXPECT_LE(twin.real.only_table().frames().size(), std::size_t{PageTable::kPackedFrames});
         }
       } else {
@@ -143,15 +143,15 @@ class EncodedWorld {
   // What a pass writes: to open pages, which are encoded where the table seals them.
   void write(EncodedTwin& twin, int tokens) {
     PageTable& table = twin.real.only_table();
-    std::map<std::uint32_t, const PageTable::Seal*> seals;
-    for (const PageTable::Seal& seal : table.seals()) seals[seal.column] = &seal;
+    std::map<std::uint32_t, const PassSeals::Seal*> seals;
+    for (const PassSeals::Seal& seal : table.seals().all()) seals[seal.column] = &seal;
     std::map<std::pair<std::uint32_t, int>, std::vector<std::byte>> rooms;  // columns that the pass begins and seals
     const std::size_t open_bytes = shape_.page.open().bytes();
     const auto open_of = [&](std::uint32_t column, int lane) -> std::byte* {
       const auto seal = seals.find(column);
-      if (seal == seals.end()) return store_.data(table.pages_of(column)[static_cast<std::size_t>(lane)]);
+      if (seal == seals.end()) return store_.data(table.pages().of(column)[static_cast<std::size_t>(lane)]);
       if (const int open = seal->second->open; open >= 0)
-        return store_.data(table.open_pages()[static_cast<std::size_t>(open * config_.lanes + lane)]);
+        return store_.data(table.seals().open_pages()[static_cast<std::size_t>(open * config_.lanes + lane)]);
       std::vector<std::byte>& room = rooms[{column, lane}];
       room.resize(open_bytes);
       return room.data();
@@ -161,13 +161,13 @@ class EncodedWorld {
       const PageTable::Frame& frame = table.frames()[static_cast<std::size_t>(place.frame)];
       for (int lane = 0; lane < config_.lanes; ++lane)
         store(open_of(place.column, lane), place.slot, place.id, lane,
-              table.stored_rotation(place.column, place.slot, frame));
+              table.tokens().stored_rotation(place.column, place.slot, frame));
     }
     for (const auto& [column, seal] : seals) {
       ++counts["seals"];
       for (int lane = 0; lane < config_.lanes; ++lane)
-        encode_page(shape_.page, open_of(column, lane), table.column(column).live,
-                    store_.data(table.pages_of(column)[static_cast<std::size_t>(lane)]));
+        encode_page(shape_.page, open_of(column, lane), table.columns()[column].live,
+                    store_.data(table.pages().of(column)[static_cast<std::size_t>(lane)]));
     }
   }
 
@@ -216,21 +216,21 @@ class EncodedWorld {
     if (plan.empty()) return;
     PageTable& table = twin.real.only_table();
     const auto before = pages(table);
-    const std::uint64_t again = table.encodings().again;
+    const std::uint64_t again = table.columns().all_encodings().again;
     if (plan.realign == Realign::kRotate) {
       ASSERT_TRUE(table.unshare({plan.drop.front().end, twin.next}).ok());
     }
     ASSERT_TRUE(table.apply(plan).ok());
     twin.tokens = kept;
-    if (table.encodings().again > again) ++counts["prunes that encode again"];
+    if (table.columns().all_encodings().again > again) ++counts["prunes that encode again"];
     ++counts["prunes"];
     if (config_.lists && config_.runs.empty()) {
       // Few dead slots, or too few tokens to fill their columns.
-      const std::int64_t written = table.length() + table.dead_slots();
-      EXPECT_TRUE(table.dead_slots() * 4 <= written ||
-                  table.columns() <= (table.length() + config_.slots - 1) / config_.slots + 1)
-          << table.dead_slots() << " of " << written;
-      EXPECT_LE(table.columns(), (table.length() * 4 / 3 + config_.slots - 1) / config_.slots + 1);
+      const std::int64_t written = table.length() + table.tokens().dead_slots();
+      EXPECT_TRUE(table.tokens().dead_slots() * 4 <= written ||
+                  table.columns().count() <= (table.length() + config_.slots - 1) / config_.slots + 1)
+          << table.tokens().dead_slots() << " of " << written;
+      EXPECT_LE(table.columns().count(), (table.length() * 4 / 3 + config_.slots - 1) / config_.slots + 1);
     }
     // A page of the same tokens at the same place is the same page.
     for (const auto& [place, bytes] : pages(table))
@@ -244,16 +244,17 @@ class EncodedWorld {
   std::map<std::string, std::string> pages(const PageTable& table) const {
     std::map<std::uint32_t, std::string> names;
     for (const test::LiveToken& token : test::live_tokens(table)) {
-      if (!table.column(token.column).sealed) continue;
+      if (!table.columns()[token.column].sealed) continue;
       std::string& name = names[token.column];
       if (!name.empty()) continue;
       for (int slot = 0; slot < config_.slots; ++slot)
-        name += fmt::format(" {}x{}", table.index(token.column, slot), table.encodings_of(token.column, slot));
+        name += fmt::format(" {}x{}", table.columns().index(token.column, slot),
+                            table.columns().encodings(token.column)[static_cast<std::size_t>(slot)]);
     }
     std::map<std::string, std::string> all;
     for (const auto& [column, name] : names)
       for (int lane = 0; lane < config_.lanes; ++lane) {
-        const std::byte* page = store_.data(table.pages_of(column)[static_cast<std::size_t>(lane)]);
+        const std::byte* page = store_.data(table.pages().of(column)[static_cast<std::size_t>(lane)]);
         all[fmt::format("{}:{}", lane, name)].assign(reinterpret_cast<const char*>(page), shape_.page.bytes());
       }
     return all;
@@ -315,13 +316,12 @@ class EncodedWorld {
     KvSequence fresh = cache_->new_sequence(layout_);
     ByteReader in(bytes);
     ASSERT_TRUE(fresh.only_table().restore(in).ok());
-    std::vector<std::vector<PageId>> from, to;
-    table.for_each_column([&](std::span<const PageId> pages) { from.emplace_back(pages.begin(), pages.end()); });
-    fresh.only_table().for_each_column(
-        [&](std::span<const PageId> pages) { to.emplace_back(pages.begin(), pages.end()); });
+    const std::vector<std::uint32_t> from = table.columns().in_order();
+    const std::vector<std::uint32_t> to = fresh.only_table().columns().in_order();
     ASSERT_EQ(from.size(), to.size());
-    for (std::size_t c = 0; c < from.size(); ++c) store_.copy(from[c], to[c]);
-    const PageTable::Encodings a = table.encodings(), b = fresh.only_table().encodings();
+    for (std::size_t c = 0; c < from.size(); ++c)
+      store_.copy(table.pages().of(from[c]), fresh.only_table().pages().of(to[c]));
+    const TableColumns::Encodings a = table.columns().all_encodings(), b = fresh.only_table().columns().all_encodings();
     EXPECT_EQ(a.sum, b.sum);
     EXPECT_EQ(a.most, b.most);
     twin.real = std::move(fresh);
@@ -335,8 +335,8 @@ class EncodedWorld {
     std::uint64_t encoded = 0, sum = 0;
     std::map<std::pair<std::uint32_t, int>, std::vector<std::byte>> opened;
     for (const test::LiveToken& token : test::live_tokens(table)) {
-      const PageTable::Column& column = table.column(token.column);
-      const int encodings = table.encodings_of(token.column, token.slot);
+      const PageTable::Column& column = table.columns()[token.column];
+      const int encodings = table.columns().encodings(token.column)[static_cast<std::size_t>(token.slot)];
       ASSERT_TRUE(!column.sealed || encodings >= 1);
       encoded += encodings > 0;
       sum += static_cast<std::uint64_t>(encodings);
@@ -344,7 +344,7 @@ class EncodedWorld {
       const PageTable::Frame& frame = table.frames()[static_cast<std::size_t>(token.frame)];
       for (int lane = 0; lane < config_.lanes; ++lane) {
         std::vector<std::byte>& open = opened[{token.column, lane}];
-        const std::byte* page = store_.data(table.pages_of(token.column)[static_cast<std::size_t>(lane)]);
+        const std::byte* page = store_.data(table.pages().of(token.column)[static_cast<std::size_t>(lane)]);
         if (open.empty()) {
           open.resize(shape_.page.open().bytes());
           if (column.sealed) {
@@ -366,7 +366,7 @@ class EncodedWorld {
         }
         if (codec_.hadamard_keys) hadamard(key.data(), 1, kDim);
         if (codec_.hadamard_values) hadamard(value.data(), 1, kDim);
-        const auto right = key_at(token.id, lane, table.stored_rotation(token.column, token.slot, frame));
+        const auto right = key_at(token.id, lane, table.tokens().stored_rotation(token.column, token.slot, frame));
         double key_error = 0, value_error = 0;
         for (std::size_t d = 0; d < kDim; ++d) {
           key_error += std::pow(key[d] - right[d], 2) / kDim;
@@ -377,7 +377,7 @@ class EncodedWorld {
         ASSERT_LE(std::sqrt(value_error), 0.002 + step(codec_.value) * std::sqrt(encodings)) << token.id;
       }
     }
-    const PageTable::Encodings all = table.encodings();
+    const TableColumns::Encodings all = table.columns().all_encodings();
     ASSERT_EQ(all.tokens, encoded);
     ASSERT_EQ(all.sum, sum);
   }

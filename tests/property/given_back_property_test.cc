@@ -30,17 +30,17 @@ void verify(const PageTable& windowed, const PageTable& whole, Position window, 
     ASSERT_EQ(a.rotation, b.rotation);
     ASSERT_EQ(a.tokens, b.tokens);
     if (a.tokens > 0) {
-      ASSERT_EQ(windowed.first_token(f), whole.first_token(f));
+      ASSERT_EQ(windowed.tokens().first_token(f), whole.tokens().first_token(f));
     }
   }
-  const IndexRange hole = windowed.given_back();
+  const IndexRange hole = windowed.tokens().given_back;
   ASSERT_TRUE(hole.empty() || hole.begin >= sinks);
   ASSERT_LE(hole.end, std::max<TokenIndex>(windowed.next_index() - window + 1, 0));
   std::vector<test::LiveToken> left = test::live_tokens(whole);
   std::erase_if(left, [&](const test::LiveToken& t) { return t.id >= hole.begin && t.id < hole.end; });
   const std::vector<test::LiveToken> live = test::live_tokens(windowed);
   ASSERT_EQ(live.size(), left.size());
-  ASSERT_EQ(windowed.stored(), static_cast<std::int64_t>(left.size()));
+  ASSERT_EQ(windowed.tokens().stored(), static_cast<std::int64_t>(left.size()));
   for (std::size_t i = 0; i < live.size(); ++i) {
     ASSERT_EQ(live[i].id, left[i].id);
     ASSERT_EQ(live[i].position, left[i].position);
@@ -80,8 +80,8 @@ TEST_P(GivenBack, OnlyThePagesDiffer) {
         const TokenIndex begin = draw(0, next - 1);
         plan.drop.push_back({begin, begin + draw(1, draw(0, 3) == 0 ? 3 * slots : 4)});
         plan.realign = draw(0, 2) == 0 ? Realign::kRotate : Realign::kFrames;
-        const IndexRange range = plan.drop.front(), hole = pair.first().given_back();
-        ASSERT_EQ(pair.first().retained_in(range), pair.second().retained_in(range));
+        const IndexRange range = plan.drop.front(), hole = pair.first().tokens().given_back;
+        ASSERT_EQ(pair.first().tokens().retained_in(range), pair.second().tokens().retained_in(range));
         const std::string before = test::dump(pair.first());
         const Status expected = pair.second().apply(plan), status = pair.first().apply(plan);
         // Where pages are missing, fewer entries are in the way.
@@ -94,11 +94,11 @@ TEST_P(GivenBack, OnlyThePagesDiffer) {
         drops += status.ok() ? 1 : 0;
         drops_without_pages += status.ok() && range.begin < hole.end && range.end > hole.begin ? 1 : 0;
       } else if (choice < 18) {
-        const TokenIndex end = pair.first().given_back().end;
+        const TokenIndex end = pair.first().tokens().given_back.end;
         pair.windowed.give_back();
         pair.whole.give_back();
-        ASSERT_TRUE(pair.second().given_back().empty());
-        given_back += pair.first().given_back().end > end ? 1 : 0;
+        ASSERT_TRUE(pair.second().tokens().given_back.empty());
+        given_back += pair.first().tokens().given_back.end > end ? 1 : 0;
       } else if (choice < 19) {
         Pair fork{std::move(*first->fork(pair.windowed)), std::move(*second->fork(pair.whole))};
         const std::vector<const KvSequence*> all = {&pair.windowed, &fork.windowed};

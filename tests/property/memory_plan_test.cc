@@ -237,7 +237,7 @@ TEST(MemoryPlan, FullFollowsTheClosedFormula) {
           EXPECT_EQ(plan.tokens_seen_max, tokens);
           // Beside the pages: 12 bytes per page, and the arrays of one table per sequence.
           EXPECT_EQ(plan.table_bytes,
-                    plan.pages * 12 + 5 * PageTable::bytes_at(6, slots, {}, static_cast<std::int64_t>(columns)));
+                    plan.pages * 12 + 5 * TableMemory::bytes_at(6, slots, {}, static_cast<std::int64_t>(columns)));
         }
 }
 

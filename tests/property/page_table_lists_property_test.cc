@@ -98,7 +98,7 @@ class World {
   }
   std::uint64_t column_cost() const { return static_cast<std::uint64_t>(config_.lanes) * page_cost_; }
   std::uint64_t table_bytes(int most_columns) const {
-    return PageTable::bytes_at(config_.lanes, config_.slots, layout_.table, most_columns);
+    return TableMemory::bytes_at(config_.lanes, config_.slots, layout_.table, most_columns);
   }
 
   std::string dump_all() const {
@@ -112,7 +112,7 @@ class World {
   }
   // Whether what a change may copy is available. Exactly the shared columns are reserved for.
   void check_reserve(const Twin& twin) {
-    const std::uint64_t reserve = twin.table().sharing_reserve();
+    const std::uint64_t reserve = twin.table().memory().sharing_reserve();
     ASSERT_EQ(reserve, shared_columns(twin).size() * column_cost());
     refused_ = reserve > cache_->budget().available();
     if (refused_) ++counts["changes without room"];
@@ -125,14 +125,14 @@ class World {
     for (auto token = twin.model.tokens.end() - tokens; token != twin.model.tokens.end(); ++token) {
       const test::LiveToken& place = places.at(token->id);
       const PageTable::Frame& frame = twin.table().frames()[static_cast<std::size_t>(place.frame)];
-      const Position rotation = twin.table().stored_rotation(place.column, place.slot, frame);
+      const Position rotation = twin.table().tokens().stored_rotation(place.column, place.slot, frame);
       for (int lane = 0; lane < config_.lanes; ++lane) {
         std::array<float, kHeadDim> key, value;
         const auto exact = content_.key_at(token->tag, lane, rotation);
         std::ranges::transform(exact, key.begin(), [](double x) { return static_cast<float>(x); });
         for (int d = 0; d < kHeadDim; ++d)
           value[static_cast<std::size_t>(d)] = Content::element(token->tag, lane, d, true);
-        const PageId page = twin.table().pages_of(place.column)[static_cast<std::size_t>(lane)];
+        const PageId page = twin.table().pages().of(place.column)[static_cast<std::size_t>(lane)];
         generic_kernels().store_kv(cache_->shape().page, store_.data(page), place.slot, key.data(), value.data());
       }
     }
@@ -168,12 +168,12 @@ class World {
     refused_ = true;
     PageTable& table = twin.table();
     const bool reserves = !single() || chance(90);
-    const PageTable::AppendPlan plan = table.plan_append(tokens);
+    const TableMemory::AppendPlan plan = table.memory().plan_append(tokens);
     ASSERT_EQ(twin.real.plan_append(tokens).append, plan.bytes);
     const std::uint64_t reserve = twin.real.plan_append(tokens).reserve;
     // The append itself copies a shared open page.
     const std::vector<std::uint32_t> newest = test::columns_of(table);
-    const bool copies = !newest.empty() && table.column(newest.back()).used < config_.slots &&
+    const bool copies = !newest.empty() && table.columns()[newest.back()].used < config_.slots &&
                         shared_columns(twin).contains(newest.back());
     ASSERT_EQ(reserve, (shared_columns(twin).size() - (copies ? 1 : 0)) * column_cost());
     if (single()) {
@@ -181,7 +181,7 @@ class World {
     }
     const bool expected = plan.bytes + (reserves ? reserve : 0) <= cache_->budget().available();
     const std::uint64_t used = cache_->budget().used(), pages = cache_->pool().in_use();
-    const int columns = table.columns();
+    const int columns = table.columns().count();
     const std::string before = dump_all();
     const Status status = reserves ? twin.real.append(tokens) : table.append(tokens);
     ASSERT_EQ(status.ok(), expected);
@@ -196,17 +196,17 @@ class World {
     ++counts["appends"];
     ASSERT_EQ(cache_->budget().used(), used + plan.bytes);
     ASSERT_EQ(cache_->pool().in_use(), pages + plan.pages);
-    ASSERT_EQ(table.columns(), columns + plan.columns);
-    twin.model.most_columns = std::max(twin.model.most_columns, table.columns());
+    ASSERT_EQ(table.columns().count(), columns + plan.columns);
+    twin.model.most_columns = std::max(twin.model.most_columns, table.columns().count());
     for (int i = 0; i < tokens; ++i) twin.model.tokens.push_back({twin.model.next++, next_tag_++, 0});
     write(twin, tokens);
     ASSERT_NO_FATAL_FAILURE(verify(twin));
   }
 
-  void verify_plan(const Twin& twin, int tokens, const PageTable::AppendPlan& plan) {
+  void verify_plan(const Twin& twin, int tokens, const TableMemory::AppendPlan& plan) {
     const std::vector<std::uint32_t> all = test::columns_of(twin.table());
-    const int room = !all.empty() ? config_.slots - twin.table().column(all.back()).used : 0;
-    const bool copies = room > 0 && cache_->pool().references(twin.table().pages_of(all.back())[0]) > 1;
+    const int room = !all.empty() ? config_.slots - twin.table().columns()[all.back()].used : 0;
+    const bool copies = room > 0 && cache_->pool().references(twin.table().pages().of(all.back())[0]) > 1;
     const int columns = (std::max(tokens - room, 0) + config_.slots - 1) / config_.slots;
     ASSERT_EQ(plan.columns, columns);
     ASSERT_EQ(plan.pages, static_cast<std::uint64_t>((columns + (copies ? 1 : 0)) * config_.lanes));
@@ -273,7 +273,7 @@ class World {
     }
     if (single()) {
       ASSERT_TRUE(!due.empty() || change.slots_moved() == 0) << "moved without need\n" << before;
-      ASSERT_TRUE(due.empty() || twin.table().dead_slots() == 0) << due;
+      ASSERT_TRUE(due.empty() || twin.table().tokens().dead_slots() == 0) << due;
       ASSERT_NO_FATAL_FAILURE(test::verify_tidy(twin.table(), config_.slots));
     }
     ASSERT_NO_FATAL_FAILURE(verify(twin));
@@ -293,7 +293,7 @@ class World {
     }
     ASSERT_NO_FATAL_FAILURE(change.verify());
     counts["columns copied on write"] += change.columns_copied();
-    ASSERT_EQ(twin.table().dead_slots(), 0);
+    ASSERT_EQ(twin.table().tokens().dead_slots(), 0);
     ASSERT_EQ(twin.table().frames().size(), 1u);
     ASSERT_NO_FATAL_FAILURE(test::verify_tidy(twin.table(), config_.slots));
   }
@@ -319,7 +319,7 @@ class World {
     ++counts["switches"];
     ASSERT_NO_FATAL_FAILURE(compact_all(twin, false));
     twin.model.original = false;
-    ASSERT_FALSE(twin.table().original_positions());
+    ASSERT_FALSE(twin.table().tokens().original);
   }
 
   // Own copies of all shared columns.
@@ -330,7 +330,7 @@ class World {
     const std::uint64_t used = cache_->budget().used();
     const std::string before = dump_all();
     const IndexRange all{0, twin.model.next};
-    ASSERT_EQ(twin.table().unshare_bytes(all), pages * page_cost_);
+    ASSERT_EQ(twin.table().memory().unshare_bytes(all), pages * page_cost_);
     const Status status = twin.table().unshare(all);
     ASSERT_EQ(status.ok(), expected);
     if (!expected) {
@@ -382,12 +382,12 @@ class World {
     std::uint64_t spares = 0, tables = 0;
     for (const auto& twin : twins_) {
       const PageTable& table = twin->table();
-      for (int run = 0; run < table.runs(); ++run)
+      for (int run = 0; run < table.layout().runs(); ++run)
         for (const std::uint32_t column : test::columns_of(table, run))
-          pages.insert(table.pages_of(column).begin(), table.pages_of(column).end());
+          pages.insert(table.pages().of(column).begin(), table.pages().of(column).end());
       ASSERT_EQ(table.bytes(), table_bytes(twin->model.most_columns));
       tables += table_bytes(twin->model.most_columns);
-      spares += static_cast<std::uint64_t>(table.columns()) - test::linked_columns(table);
+      spares += static_cast<std::uint64_t>(table.columns().count()) - test::linked_columns(table);
     }
     ASSERT_TRUE(!single() || spares == 0);
     const std::uint64_t in_use = pages.size() + spares * static_cast<std::uint64_t>(config_.lanes);
@@ -402,15 +402,15 @@ class World {
     ASSERT_EQ(table.next_index(), model.next);
     ASSERT_EQ(table.length(), static_cast<std::int64_t>(model.tokens.size()));
     ASSERT_EQ(live.size(), model.tokens.size());
-    ASSERT_EQ(table.original_positions(), model.original);
+    ASSERT_EQ(table.tokens().original, model.original);
     for (std::size_t i = 0; i < live.size(); ++i) {
       const test::LiveToken& place = live[i];
       ASSERT_EQ(place.id, model.tokens[i].id);
       ASSERT_EQ(place.position, model.original ? place.id : static_cast<Position>(i));
       const PageTable::Frame& frame = table.frames()[static_cast<std::size_t>(place.frame)];
       ASSERT_EQ(frame.run, model.tokens[i].run) << place.id;
-      ASSERT_NO_FATAL_FAILURE(verify_content(table.pages_of(place.column), place, model.tokens[i],
-                                             table.stored_rotation(place.column, place.slot, frame)));
+      ASSERT_NO_FATAL_FAILURE(verify_content(table.pages().of(place.column), place, model.tokens[i],
+                                             table.tokens().stored_rotation(place.column, place.slot, frame)));
     }
     ASSERT_NO_FATAL_FAILURE(test::verify_rings(table, config_.capacities, config_.slots));
   }

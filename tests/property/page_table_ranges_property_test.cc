@@ -129,7 +129,7 @@ class World {
   // even.
   static std::uint64_t budget(int slots, int lanes, int columns) {
     return static_cast<std::uint64_t>(columns) * static_cast<std::uint64_t>(lanes) * page_cost(slots) +
-           4 * PageTable::bytes_at(lanes, slots, {}, columns) + 777;
+           4 * TableMemory::bytes_at(lanes, slots, {}, columns) + 777;
   }
 
   int draw(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
@@ -137,7 +137,7 @@ class World {
   void add(Twin twin) { twins_.push_back(std::make_unique<Twin>(std::move(twin))); }
 
   std::uint64_t table_bytes(std::size_t most_columns) const {
-    return PageTable::bytes_at(lanes_, slots_, {}, static_cast<std::int64_t>(most_columns));
+    return TableMemory::bytes_at(lanes_, slots_, {}, static_cast<std::int64_t>(most_columns));
   }
   std::uint64_t used() const {
     std::set<const int*> pages;
@@ -172,7 +172,7 @@ class World {
         const auto exact = key_of(token.tag, lane, turn);
         const float key[kHeadDim] = {static_cast<float>(exact[0]), static_cast<float>(exact[1])};
         const float value[kHeadDim] = {element(token.tag, lane, 0, true), element(token.tag, lane, 1, true)};
-        cache_.write(table.pages_of(place.column)[static_cast<std::size_t>(lane)], place.slot, key, value);
+        cache_.write(table.pages().of(place.column)[static_cast<std::size_t>(lane)], place.slot, key, value);
       }
     }
   }
@@ -235,7 +235,7 @@ class World {
         fmt::format("drop {} {} {}", range.begin, range.end, realign == Realign::kRotate ? "rotate" : "frames"));
     const auto inside = [&](const Token& t) { return t.id >= range.begin && t.id < range.end; };
     const auto dropped = static_cast<std::int64_t>(std::ranges::count_if(model.tokens, inside));
-    ASSERT_EQ(twin.real.only_table().retained_in(range), dropped);
+    ASSERT_EQ(twin.real.only_table().tokens().retained_in(range), dropped);
     if (realign == Realign::kRotate && dropped > 0) {
       unshare(twin, {range.end, model.next});
       if (unshare_refused_) return;
@@ -243,18 +243,18 @@ class World {
     Model after = model;
     std::erase_if(after.tokens, inside);
     const Shape shape = shape_of(after, slots_);
-    const bool expected =
-        dropped == 0 || (shape.frames <= PageTable::kMaxFrames && shape.most_entries <= PageTable::kMaxColumnEntries);
+    const bool expected = dropped == 0 || (shape.frames <= PageTableLayout::kMaxFrames &&
+                                           shape.most_entries <= PageTableLayout::kMaxColumnEntries);
     const std::string before = dump_all();
     KeepPlan plan;
     plan.drop.push_back(range);
     plan.realign = realign;
-    const std::uint64_t copied = twin.real.pages_copied();
+    const std::uint64_t copied = twin.real.only_table().pages().pages_copied();
     const Status status = twin.real.only_table().apply(plan);
     ASSERT_EQ(status.ok(), expected) << status.message() << before;
-    ASSERT_EQ(twin.real.pages_copied(), copied);
+    ASSERT_EQ(twin.real.only_table().pages().pages_copied(), copied);
     if (!expected) {
-      ++(shape.frames > PageTable::kMaxFrames ? counts.drops_frames : counts.drops_entries);
+      ++(shape.frames > PageTableLayout::kMaxFrames ? counts.drops_frames : counts.drops_entries);
       ASSERT_EQ(status.code(), StatusCode::kUnsupported);
       ASSERT_EQ(dump_all(), before);
       return;
@@ -293,7 +293,7 @@ class World {
       if (token.id >= range.begin && token.id < range.end && model.columns.at(token.id / slots_).use_count() > 1)
         shared.insert(token.id / slots_);
     const bool expected = fits(shared.size(), 0);
-    ASSERT_EQ(twin.real.only_table().unshare_bytes(range),
+    ASSERT_EQ(twin.real.only_table().memory().unshare_bytes(range),
               shared.size() * static_cast<std::uint64_t>(lanes_) * page_cost(slots_));
     const std::string before = dump_all();
     const Status status = twin.real.only_table().unshare(range);
@@ -347,10 +347,10 @@ class World {
     ASSERT_EQ(table.next_index(), model.next);
     ASSERT_EQ(table.length(), static_cast<std::int64_t>(model.tokens.size()));
     ASSERT_EQ(live.size(), model.tokens.size());
-    ASSERT_EQ(static_cast<std::size_t>(table.columns()), model.columns.size());
+    ASSERT_EQ(static_cast<std::size_t>(table.columns().count()), model.columns.size());
     ASSERT_EQ(table.bytes(), table_bytes(model.most_columns));
     ASSERT_EQ(table.frames().size(), shape_of(model, slots_).frames);
-    ASSERT_EQ(table.newest_frame().rotation, model.rotation);
+    ASSERT_EQ(table.frames().back().rotation, model.rotation);
     for (std::size_t i = 0; i < live.size(); ++i) {
       ASSERT_EQ(live[i].id, model.tokens[i].id);
       ASSERT_EQ(live[i].position, static_cast<Position>(i));
@@ -362,7 +362,7 @@ class World {
   void verify_content(const PageTable& table, const test::LiveToken& place, const Token& token) {
     const Turn turn = turn_to(token.id + token.rotation);
     for (int lane = 0; lane < lanes_; ++lane) {
-      const std::byte* page = cache_.data(table.pages_of(place.column)[static_cast<std::size_t>(lane)]);
+      const std::byte* page = cache_.data(table.pages().of(place.column)[static_cast<std::size_t>(lane)]);
       const auto wanted = key_of(token.tag, lane, turn);
       for (int d = 0; d < kHeadDim; ++d) {
         float key = 0, value = 0;

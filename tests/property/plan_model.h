@@ -92,10 +92,10 @@ struct MaskedColumns {
 
   MaskedColumns(const PageTable& table, const std::vector<TokenIndex>& drop) {
     for (const std::uint32_t c : columns_of(table)) {
-      const PageTable::Column& column = table.column(c);
+      const PageTable::Column& column = table.columns()[c];
       Part part{c, column.base, column.used, 0};
       for (int s = 0; s < column.used; ++s)
-        if ((column.live >> s & 1) != 0 && !std::ranges::binary_search(drop, table.index(c, s)))
+        if ((column.live >> s & 1) != 0 && !std::ranges::binary_search(drop, table.columns().index(c, s)))
           part.live |= SlotMask{1} << s;
       if (part.live != 0) parts.push_back(part);
     }
@@ -132,8 +132,8 @@ struct MaskedColumns {
       entries += own;
       most = std::max(most, own);
     }
-    if (frames > PageTable::kMaxFrames) return "frames";
-    if (most > PageTable::kMaxColumnEntries) return "column entries";
+    if (frames > PageTableLayout::kMaxFrames) return "frames";
+    if (most > PageTableLayout::kMaxColumnEntries) return "column entries";
     return entries > 2 * static_cast<std::int64_t>(parts.size()) ? "entries" : "";
   }
 
@@ -146,7 +146,7 @@ struct MaskedColumns {
     for (const Part& part : parts)
       for (int s = 0; s < part.used; ++s) {
         if ((part.live >> s & 1) == 0) continue;
-        const Position before = table.original_positions() ? table.index(part.column, s) : part.base + s;
+        const Position before = table.tokens().original ? table.columns().index(part.column, s) : part.base + s;
         if (at == 0) offset = before;
         const Position after = to_original ? before : offset + static_cast<Position>(at);
         const std::uint32_t to = parts[at / static_cast<std::size_t>(slots)].column;

@@ -92,7 +92,7 @@ class WatchedStore final : public PageStore {
 inline std::set<std::uint32_t> shared_columns(const PageTable& table, const PagePool& pool) {
   std::set<std::uint32_t> shared;
   for (const LiveToken& token : live_tokens(table))
-    if (pool.references(table.pages_of(token.column)[0]) > 1) shared.insert(token.column);
+    if (pool.references(table.pages().of(token.column)[0]) > 1) shared.insert(token.column);
   return shared;
 }
 
@@ -104,28 +104,29 @@ class WatchedChange {
                 const std::set<std::uint32_t>& written, const std::set<std::uint32_t>& staying)
       : table_(table),
         store_(store),
-        pages_copied_(table.pages_copied()),
-        slots_moved_(table.slots_moved()),
+        pages_copied_(table.pages().pages_copied()),
+        slots_moved_(table.pages().slots_moved()),
         slots_moved_in_store_(store.slots_moved()) {
     std::ranges::set_intersection(written, shared_columns(table, pool), std::inserter(copied_, copied_.end()));
     for (const std::uint32_t column : staying) {
-      const auto pages = table.pages_of(column);
+      const auto pages = table.pages().of(column);
       pages_[column].assign(pages.begin(), pages.end());
     }
   }
 
-  std::uint64_t slots_moved() const { return table_.slots_moved() - slots_moved_; }
+  std::uint64_t slots_moved() const { return table_.pages().slots_moved() - slots_moved_; }
   int columns_copied() const { return static_cast<int>(copied_.size()); }
 
   // Copied was what was written to while shared, and nothing else.
   void verify() const {
-    ASSERT_EQ(table_.pages_copied() - pages_copied_, copied_.size() * static_cast<std::uint64_t>(table_.lanes()));
+    ASSERT_EQ(table_.pages().pages_copied() - pages_copied_,
+              copied_.size() * static_cast<std::uint64_t>(table_.pages().lanes()));
     ASSERT_EQ(slots_moved(), store_.slots_moved() - slots_moved_in_store_);
     std::set<std::uint32_t> now;
     for (const LiveToken& token : live_tokens(table_)) now.insert(token.column);
     for (const auto& [column, pages] : pages_) {
       if (!now.contains(column)) continue;  // emptied by compaction
-      ASSERT_EQ(std::ranges::equal(table_.pages_of(column), pages), !copied_.contains(column));
+      ASSERT_EQ(std::ranges::equal(table_.pages().of(column), pages), !copied_.contains(column));
     }
   }
 
@@ -145,7 +146,7 @@ inline std::set<std::uint32_t> open_columns(const PageTable& table, const KeepPl
                                             const std::set<TokenIndex>& stay, int slots) {
   std::set<std::uint32_t> open;
   const std::vector<LiveToken> live = live_tokens(table);
-  for (int run = 1; run < table.runs(); ++run) {
+  for (int run = 1; run < table.layout().runs(); ++run) {
     if (std::ranges::find(plan.moves, run, &KeepPlan::Move::run) == plan.moves.end()) continue;
     const LiveToken* newest = nullptr;
     for (const LiveToken& token : live)
@@ -157,7 +158,7 @@ inline std::set<std::uint32_t> open_columns(const PageTable& table, const KeepPl
 
 inline std::uint64_t linked_columns(const PageTable& table) {
   std::uint64_t count = 0;
-  for (int run = 0; run < table.runs(); ++run) count += columns_of(table, run).size();
+  for (int run = 0; run < table.layout().runs(); ++run) count += columns_of(table, run).size();
   return count;
 }
 
@@ -165,22 +166,22 @@ inline std::uint64_t linked_columns(const PageTable& table) {
 inline void verify_tidy(const PageTable& table, int slots) {
   const MaskedColumns columns(table, {});
   ASSERT_EQ(columns.parts.size(), linked_columns(table)) << "a column without live slots";
-  ASSERT_EQ(table.dead_slots(), columns.dead()) << "the newest column has a dead end";
-  ASSERT_LE(table.dead_slots() * 4, columns.written());
-  ASSERT_EQ(columns.due(table.original_positions()), "");
+  ASSERT_EQ(table.tokens().dead_slots(), columns.dead()) << "the newest column has a dead end";
+  ASSERT_LE(table.tokens().dead_slots() * 4, columns.written());
+  ASSERT_EQ(columns.due(table.tokens().original), "");
   // All but the newest column are full, so that these dead slots are all that is lost.
   for (std::size_t i = 0; i + 1 < columns.parts.size(); ++i) ASSERT_EQ(columns.parts[i].used, slots);
 }
 
 // Runs but the first are rings: no holes, no more columns than their capacity fills, and one frame each.
 inline void verify_rings(const PageTable& table, const std::vector<std::int64_t>& capacities, int slots) {
-  std::vector<int> frames(static_cast<std::size_t>(table.runs()));
+  std::vector<int> frames(static_cast<std::size_t>(table.layout().runs()));
   for (const PageTable::Frame& frame : table.frames()) ++frames[static_cast<std::size_t>(frame.run)];
-  for (int run = 1; run < table.runs(); ++run) {
+  for (int run = 1; run < table.layout().runs(); ++run) {
     const std::int64_t capacity = capacities[static_cast<std::size_t>(run)];
     const std::vector<std::uint32_t> columns = columns_of(table, run);
     for (std::size_t i = 0; i < columns.size(); ++i) {
-      const PageTable::Column& column = table.column(columns[i]);
+      const PageTable::Column& column = table.columns()[columns[i]];
       ASSERT_NE(column.live, 0u);
       const int first = i == 0 ? std::countr_zero(column.live) : 0;
       ASSERT_EQ(column.live, slot_range(first, column.used)) << "a hole in run " << run;

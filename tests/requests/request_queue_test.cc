@@ -218,7 +218,7 @@ TEST(Requests, AFailureEndsItsRequestAlone) {
     while (in_prompt ? desk.told(ids[1]).read == 0 : desk.told(ids[1]).text.size() < 5)
       ASSERT_NO_FATAL_FAILURE(desk.poll());
     EXPECT_EQ(desk.told(ids[1]).read < desk.told(ids[1]).total, in_prompt);
-    const PageId page = desk.queue().sequence_of(ids[1], 0)->tables().table(0).pages_of(0)[0];
+    const PageId page = desk.queue().sequence_of(ids[1], 0)->tables().table(0).pages().of(0)[0];
     const std::vector<std::byte> bytes(model->kv_shape.page.bytes(), std::byte{0xff});
     desk.driver()->cache()->pool().store()->write(page, bytes);
     ASSERT_NO_FATAL_FAILURE(desk.run_to_end());

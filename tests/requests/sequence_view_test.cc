@@ -96,7 +96,7 @@ TEST_F(SequenceViewTest, SaysWhatPageTablesHold) {
       for (int t = 0; t < tables.tables(); ++t) {
         std::int64_t live = 0;
         for (const TokenView::Pages& run : seen->pages[static_cast<std::size_t>(t)]) live += run.pages * run.live;
-        ASSERT_EQ(live, tables.table(t).stored());
+        ASSERT_EQ(live, tables.table(t).tokens().stored());
       }
       const KvReport report = kv_report(*sequence);
       EXPECT_EQ(seen->sequence.seen, report.seen);

@@ -158,11 +158,10 @@ TEST(Swap, PagesComeBackInTheOrderInWhichTheyLeft) {
     ASSERT_EQ(first, second) << at;
     const PageTable& table = restored.tables().table(0);
     std::set<TokenIndex> begins;
-    int columns = 0;
-    table.for_each_column([&](auto) { ++columns; });
+    const auto columns = std::ssize(table.columns().in_order());
     for (std::size_t f = 0; f < table.frames().size(); ++f)
       for (const PageEntry& entry : table.entries_of(table.frames()[f]))
-        begins.insert(table.column(entry.column).first);
+        begins.insert(table.columns()[entry.column].first);
     alike |= columns > 16 && std::ssize(begins) < columns;
   }
   EXPECT_TRUE(alike);

@@ -43,28 +43,29 @@ void check_tables(const KvSequence& sequence, int slots) {
   for (int t = 0; t < sequence.tables(); ++t) {
     const PageTable& table = sequence.table(t);
     std::int64_t written = 0, columns = 0;
-    for (int run = 0; run < table.runs(); ++run)
+    for (int run = 0; run < table.layout().runs(); ++run)
       for (const std::uint32_t column : columns_of(table, run)) {
-        written += table.column(column).used;
+        written += table.columns()[column].used;
         ++columns;
-        ASSERT_NE(table.column(column).live, 0u) << "a column that holds nothing";
+        ASSERT_NE(table.columns()[column].live, 0u) << "a column that holds nothing";
       }
-    ASSERT_EQ(table.dead_slots(), written - table.length());
-    if (table.runs() == 1) {
+    ASSERT_EQ(table.tokens().dead_slots(), written - table.length());
+    if (table.layout().runs() == 1) {
       // Encoded columns are padded, where there are no more of them than their tokens need beside the open ones.
       std::int64_t sealed = 0, in_sealed = 0;
       for (const std::uint32_t column : columns_of(table, 0)) {
-        if (!table.column(column).sealed) continue;
+        if (!table.columns()[column].sealed) continue;
         ++sealed;
-        in_sealed += std::popcount(table.column(column).live);
+        in_sealed += std::popcount(table.columns()[column].live);
       }
-      const bool least = table.format().encoded() && sealed == (in_sealed + slots - 1) / slots;
-      ASSERT_TRUE(least || table.dead_slots() * 4 <= written) << table.dead_slots() << " of " << written;
+      const bool least = table.pages().format().encoded() && sealed == (in_sealed + slots - 1) / slots;
+      ASSERT_TRUE(least || table.tokens().dead_slots() * 4 <= written)
+          << table.tokens().dead_slots() << " of " << written;
       ASSERT_EQ(columns, (written + slots - 1) / slots);
-      ASSERT_EQ(columns, table.columns());
+      ASSERT_EQ(columns, table.columns().count());
     } else {
       // The end of the sinks' last page, and the start of each ring.
-      ASSERT_LE(table.dead_slots(), (table.runs() + 1) * (slots - 1));
+      ASSERT_LE(table.tokens().dead_slots(), (table.layout().runs() + 1) * (slots - 1));
     }
   }
 }

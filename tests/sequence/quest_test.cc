@@ -200,7 +200,7 @@ TEST(Quest, KeysAreReadAsTheyWereBeforeTheHadamardMatrix) {
     run_text(*runner, Text(100, 1, 2), 100);
     std::vector<float> keys(std::size_t{32} * 8);
     const PageTable& table = runner->sequence().only_table();
-    model->store_of(*runner->whole().cache())->read_keys(table.pages_of(1)[0], keys.data());
+    model->store_of(*runner->whole().cache())->read_keys(table.pages().of(1)[0], keys.data());
     return keys;
   };
   const auto exact = keys_under("f32"), rotated = keys_under("q8,rotate=k"), plain = keys_under("q8,rotate=off");

@@ -72,8 +72,8 @@ TEST_F(SlidingWindow, PagesAreGivenBackAndLogitsKeepTheirBits) {
         const std::vector<float> expected = run_text(*reference, text, chunk);
         int most_columns = 0;
         const PageTable& table = runner->sequence().only_table();
-        const std::vector<float> logits =
-            run_text(*runner, text, chunk, [&](int) { most_columns = std::max(most_columns, table.columns()); });
+        const std::vector<float> logits = run_text(
+            *runner, text, chunk, [&](int) { most_columns = std::max(most_columns, table.columns().count()); });
         EXPECT_TRUE(same_bits(logits, expected));
         EXPECT_EQ(table.length(), reference->sequence().only_table().length());
         EXPECT_EQ(runner->first_dropped(), reference->first_dropped());
@@ -83,12 +83,13 @@ TEST_F(SlidingWindow, PagesAreGivenBackAndLogitsKeepTheirBits) {
         const auto sinks = static_cast<int>(runner->policy().traits().sinks);
         EXPECT_LE(most_columns, (sinks + kWindow + chunk) / slots + 4);
         std::vector<TokenIndex> stored = retained_ids(reference->sequence().only_table());
-        std::erase_if(stored, [hole = table.given_back()](TokenIndex t) { return t >= hole.begin && t < hole.end; });
+        std::erase_if(stored,
+                      [hole = table.tokens().given_back](TokenIndex t) { return t >= hole.begin && t < hole.end; });
         EXPECT_EQ(retained_ids(table), stored);
-        EXPECT_EQ(table.stored(), static_cast<std::int64_t>(stored.size()));
+        EXPECT_EQ(table.tokens().stored(), static_cast<std::int64_t>(stored.size()));
         if (policy == "full" || policy == "streaming:sinks=4,window=60,every=0") {
           EXPECT_EQ(table.length(), 360);
-          EXPECT_LT(table.stored(), kWindow + slots + 32);
+          EXPECT_LT(table.tokens().stored(), kWindow + slots + 32);
           EXPECT_LT(windowed->budget().peak(), whole->budget().peak() / 2);
         }
       }
@@ -106,7 +107,7 @@ TEST_F(SlidingWindow, ForksAndSessionsContinueWithTheSameBits) {
     const auto reference = runner_on(model, cache_of(model, 0), policy), runner = runner_on(model, cache, policy);
     run_text(*reference, text, 32);
     run_text(*runner, text, 32);
-    ASSERT_FALSE(runner->sequence().only_table().given_back().empty());
+    ASSERT_FALSE(runner->sequence().only_table().tokens().given_back.empty());
     auto fork = runner->fork();
     ASSERT_TRUE(fork.ok());
     ASSERT_TRUE(save_session(path, runner->whole(), 32, {}).ok());
@@ -137,8 +138,8 @@ TEST_F(SlidingWindow, TheEarliestBoundaryIsThatOfTheFirstPageMissed) {
   const TokenIndex boundary = runner->whole().truncatable_from();
   EXPECT_LE(boundary, 100);
   // Token t attends to [t - window + 1, t].
-  EXPECT_EQ(boundary - kWindow + 1, table.given_back().end);
-  EXPECT_EQ(table.given_back(), (IndexRange{0, 64}));
+  EXPECT_EQ(boundary - kWindow + 1, table.tokens().given_back.end);
+  EXPECT_EQ(table.tokens().given_back, (IndexRange{0, 64}));
   const auto dropping = runner_on(model, cache_of(model, kWindow), "window:size=60");
   run_text(*dropping, Text(100, 0, 5), 32);
   EXPECT_EQ(dropping->whole().truncatable_from(), 100);
@@ -166,8 +167,8 @@ TEST_F(SlidingWindow, PoliciesByAttentionGiveNothingBack) {
   const auto runner = runner_on(model, cache_of(model, kWindow), "h2o:budget=60,recent=30");
   run_text(*runner, Text(150, 20, 5), 32);
   for (int t = 0; t < runner->sequence().tables(); ++t) {
-    EXPECT_TRUE(runner->sequence().table(t).given_back().empty());
-    EXPECT_EQ(runner->sequence().table(t).stored(), 60);
+    EXPECT_TRUE(runner->sequence().table(t).tokens().given_back.empty());
+    EXPECT_EQ(runner->sequence().table(t).tokens().stored(), 60);
   }
 }
 

@@ -121,7 +121,7 @@ TEST(Step, ANaNEndsItsOwnSequenceAlone) {
     return results;
   };
   pass(prompts, Source::kPrompt);
-  const PageId page = sequences[1]->tables().table(0).pages_of(0)[0];
+  const PageId page = sequences[1]->tables().table(0).pages().of(0)[0];
   std::vector<std::byte> bytes(model->kv_shape.page.bytes(), std::byte{0xff});
   cache->pool().store()->write(page, bytes);
   const std::vector<std::vector<TokenId>> next = {{5}, {6}, {7}};

@@ -82,14 +82,14 @@ TEST_F(WindowGroups, KeepTheirLastTokensUnderEveryPolicy) {
     const auto cache = *new_cache(model, std::uint64_t{1} << 26);
     const auto runner = runner_on(model, cache, policy);
     int most = 0;
-    run_text(*runner, Text(200, 40, 3), 32, [&](int) { most = std::max(most, window_of(*runner).columns()); });
+    run_text(*runner, Text(200, 40, 3), 32, [&](int) { most = std::max(most, window_of(*runner).columns().count()); });
     const PageTable& window = window_of(*runner);
     EXPECT_EQ(window.next_index(), 240);
     std::vector<TokenIndex> expected;
-    for (TokenIndex t = window.given_back().end; t < 240; ++t) expected.push_back(t);
+    for (TokenIndex t = window.tokens().given_back.end; t < 240; ++t) expected.push_back(t);
     EXPECT_EQ(retained_ids(window), expected);
-    EXPECT_LE(window.given_back().end, 240 - kGroupWindow + 1);  // token 240 sees 22 tokens before itself
-    EXPECT_GT(window.given_back().end, 240 - kGroupWindow + 1 - 16);
+    EXPECT_LE(window.tokens().given_back.end, 240 - kGroupWindow + 1);  // token 240 sees 22 tokens before itself
+    EXPECT_GT(window.tokens().given_back.end, 240 - kGroupWindow + 1 - 16);
     EXPECT_LE(most, (kGroupWindow + 32) / 16 + 2);
     const std::vector<const KvSequence*> all = {&runner->sequence()};
     cache->check_invariants(all, runner->whole().state_bytes());

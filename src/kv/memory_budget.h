@@ -1,0 +1,69 @@
+// The ledger of bytes that bounds the KV memory.
+//
+// Thread-safety: none; one thread plans and allocates.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+#include "kvasir/status.h"
+
+namespace kvasir {
+
+// A bound on bytes, and the bytes charged to it: pages, page tables, states of layers and of policies, each charged
+// before it is allocated.
+class MemoryBudget {
+ public:
+  explicit MemoryBudget(std::uint64_t capacity) : capacity_(capacity) {}
+
+  std::uint64_t capacity() const { return capacity_; }
+  std::uint64_t used() const { return used_; }
+  std::uint64_t peak() const { return peak_; }
+  std::uint64_t available() const { return capacity_ - used_; }
+
+  // Optional: called to give something back that is held in case it is useful; returns false when there is nothing
+  // more. Must outlive its use.
+  void set_reclaimer(std::function<bool()> reclaimer) { reclaimer_ = std::move(reclaimer); }
+  // Has memory given back until `bytes` are available. False, with nothing left to give back, if they are not.
+  bool make_available(std::uint64_t bytes) {
+    while (bytes > available())
+      if (!reclaimer_ || !reclaimer_()) return false;
+    return true;
+  }
+
+  bool try_charge(std::uint64_t bytes);  // false, and nothing charged, if it does not fit
+  void release(std::uint64_t bytes);     // REQUIRES: charged before
+
+ private:
+  std::uint64_t capacity_;
+  std::uint64_t used_ = 0;
+  std::uint64_t peak_ = 0;
+  std::function<bool()> reclaimer_;
+};
+
+// Bytes of one owner, charged to a budget until it is destroyed. Move-only. The budget outlives it.
+class MemoryCharge {
+ public:
+  explicit MemoryCharge(MemoryBudget* budget) : budget_(budget) {}
+  MemoryCharge(MemoryCharge&& other) noexcept : budget_(other.budget_), bytes_(std::exchange(other.bytes_, 0)) {}
+  MemoryCharge& operator=(MemoryCharge&& other) noexcept {
+    std::swap(budget_, other.budget_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~MemoryCharge() { budget_->release(bytes_); }
+
+  std::uint64_t bytes() const { return bytes_; }
+  // Charges `bytes` in place of what was charged before. False, and nothing changed, if that does not fit.
+  bool try_resize(std::uint64_t bytes);
+
+ private:
+  MemoryBudget* budget_;
+  std::uint64_t bytes_ = 0;
+};
+
+// kResourceExhausted: `needed` bytes more than the budget has.
+Status kv_memory_full(const MemoryBudget& budget, std::uint64_t needed);
+
+}  // namespace kvasir
