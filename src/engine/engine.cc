@@ -15,7 +15,7 @@
 #include "retention/registry.h"
 #include "runtime/loaded_model.h"
 #include "scheduler/admission.h"
-#include "scheduler/driver.h"
+#include "scheduler/batch_runner.h"
 #include "sequence/context_rules.h"
 #include "session/session.h"
 #include "tiers/disk_store.h"
@@ -80,26 +80,26 @@ class EngineImpl final : public Engine {
       loaded.head.chunk = chunk;
       LoadedSession result;
       result.other_arithmetic = loaded.other_arithmetic;
-      KVASIR_ASSIGN_OR_RETURN(result.session, make_session(driver(), std::move(loaded)));
+      KVASIR_ASSIGN_OR_RETURN(result.session, make_session(runner(), std::move(loaded)));
       return result;
     });
   }
 
   Result<LoadedSession> open_session(const std::string& path) const override {
     return guarded([&]() -> Result<LoadedSession> {
-      if (driver() == nullptr)
+      if (runner() == nullptr)
         return invalid_argument("there is no cache yet that the session could be opened for; load it instead");
       KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<const SessionImage> image, open_image(path, *model_));
       const SessionHead& head = image->parts.head;
       KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(image->parts.policy));
       KVASIR_RETURN_IF_ERROR(check_positions(*policy, head.chunk, model_->config.context));
-      const KvCache& cache = *driver()->cache();
+      const KvCache& cache = *runner()->cache();
       KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, cache_.check_pages(head));
       KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<KvCache> counting, KvCache::create(shape, cache.budget().capacity()));
       KVASIR_ASSIGN_OR_RETURN(kvasir::LoadedSession loaded, restore_session(image->parts, model_, counting));
       LoadedSession result;
       result.other_arithmetic = loaded.other_arithmetic;
-      KVASIR_ASSIGN_OR_RETURN(result.session, make_session(driver(), std::move(loaded), image));
+      KVASIR_ASSIGN_OR_RETURN(result.session, make_session(runner(), std::move(loaded), image));
       return result;
     });
   }
@@ -125,7 +125,7 @@ class EngineImpl final : public Engine {
   std::int64_t unfinished() const override { return requests_ != nullptr ? requests_->unfinished() : 0; }
 
   Status set_quota(int tenant, const TenantQuota& quota) override {
-    const std::uint64_t budget = driver() != nullptr ? cache().budget : model_->options.kv_memory;
+    const std::uint64_t budget = runner() != nullptr ? cache().budget : model_->options.kv_memory;
     KVASIR_RETURN_IF_ERROR(quotas_.set(tenant, quota, budget));
     if (requests_ != nullptr) requests_->set_quota(tenant, quota);
     return {};
@@ -150,10 +150,10 @@ class EngineImpl final : public Engine {
                                      .bytes = usage.bytes,
                                      .capacity = usage.capacity});
     }
-    if (driver() != nullptr) {
-      const KvCacheShape& shape = driver()->cache()->shape();
-      report.page_bytes = driver()->cache()->pool().page_cost();
-      report.pages = driver()->cache()->pool().report();
+    if (runner() != nullptr) {
+      const KvCacheShape& shape = runner()->cache()->shape();
+      report.page_bytes = runner()->cache()->pool().page_cost();
+      report.pages = runner()->cache()->pool().report();
       report.page_slots = shape.page.slots;
       report.lanes = shape.lanes();
     }
@@ -194,14 +194,14 @@ class EngineImpl final : public Engine {
   CacheReport cache() const override { return cache_.report(); }
 
  private:
-  const std::shared_ptr<Driver>& driver() const { return cache_.driver(); }
+  const std::shared_ptr<BatchRunner>& runner() const { return cache_.runner(); }
 
   Result<std::unique_ptr<Session>> start_session(const SessionOptions& options) {
     KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, cache_.shape_of(options.codec));
     KVASIR_ASSIGN_OR_RETURN(CacheSize place,
                             cache_.find_place(options.policy, options.protect, shape, options.sequences));
     KVASIR_RETURN_IF_ERROR(cache_.ensure_cache(place.bytes));
-    return make_session(driver(), std::move(place.policy), place.chunk, shape.codec());
+    return make_session(runner(), std::move(place.policy), place.chunk, shape.codec());
   }
 
   // Takes a request that continues a session.
@@ -209,7 +209,7 @@ class EngineImpl final : public Engine {
     auto* base = dynamic_cast<SessionBase*>(options.session.get());
     KVASIR_RETURN_IF_ERROR(check_request(*model_, options));
     KVASIR_RETURN_IF_ERROR(prompt_field(options).status());
-    if (base == nullptr || base->driver() != driver())
+    if (base == nullptr || base->runner() != runner())
       return invalid_argument("the session is not one of this engine").about({"session"});
     if (options.samples != 1 || !options.template_arguments.empty())
       return invalid_argument("a request that continues a session has one sample and no template arguments")
@@ -267,7 +267,7 @@ class EngineImpl final : public Engine {
   // Cached prefixes give way to a session that is loaded. `bytes`: what it takes, with its tables.
   void evict_prefixes(std::uint64_t bytes) {
     PrefixCache* prefixes = requests_ != nullptr ? requests_->prefixes() : nullptr;
-    while (prefixes != nullptr && driver()->cache()->budget().available() < bytes && prefixes->evict_one()) {
+    while (prefixes != nullptr && runner()->cache()->budget().available() < bytes && prefixes->evict_one()) {
     }
   }
 
@@ -275,7 +275,7 @@ class EngineImpl final : public Engine {
     if (requests_ != nullptr) return {};
     KVASIR_RETURN_IF_ERROR(no_requests_);
     const SchedulerOptions& scheduler = model_->options.scheduler;
-    auto requests = std::make_unique<RequestQueue>(driver(), limits_of(scheduler), scheduler.max_itl);
+    auto requests = std::make_unique<RequestQueue>(runner(), limits_of(scheduler), scheduler.max_itl);
     for (const auto& [tenant, quota] : quotas_.all()) requests->set_quota(tenant, quota);
     if (model_->options.prefix_memory > 0) requests->cache_prefixes(model_->options.prefix_memory);
     // Of what fails from here on nothing is left to try again with, neither swap file nor stores.

@@ -45,7 +45,7 @@ CacheConditions EngineCache::conditions(const KvCacheShape& shape, int chunk) co
     return model_->backend->workspace_bytes(work);
   };
   // Not report(): plan() comes here from any thread.
-  if (driver_ != nullptr) conditions.kv_memory = conditions.available = driver_->cache()->budget().capacity();
+  if (runner_ != nullptr) conditions.kv_memory = conditions.available = runner_->cache()->budget().capacity();
   return conditions;
 }
 
@@ -53,10 +53,10 @@ Result<CacheSize> EngineCache::find_place(const std::string& policy_text, std::i
                                           const KvCacheShape& shape, int sequences) const {
   CacheConditions now = conditions(shape, model_->options.chunk);
   now.protect = protect;
-  if (driver_ != nullptr && policy_text.empty()) return default_place(now);
-  if (driver_ == nullptr) KVASIR_RETURN_IF_ERROR(check_sequences(sequences));
+  if (runner_ != nullptr && policy_text.empty()) return default_place(now);
+  if (runner_ == nullptr) KVASIR_RETURN_IF_ERROR(check_sequences(sequences));
   KVASIR_ASSIGN_OR_RETURN(const std::optional<PolicySpec> spec, spec_of(policy_text));
-  Result<CacheSize> place = driver_ != nullptr ? share_cache(now, spec) : size_cache(now, spec, sequences);
+  Result<CacheSize> place = runner_ != nullptr ? share_cache(now, spec) : size_cache(now, spec, sequences);
   if (!place.ok()) return place;
   const RetentionPolicy& policy = *place->policy;
   KVASIR_RETURN_IF_ERROR(check_model(policy, policy_model(*model_)));
@@ -82,9 +82,9 @@ Result<CacheSize> EngineCache::default_place(const CacheConditions& now) const {
 }
 
 Status EngineCache::ensure_cache(std::uint64_t budget) {
-  if (driver_ != nullptr) return {};
+  if (runner_ != nullptr) return {};
   KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<KvCache> cache, new_cache(model_, budget));
-  driver_ = std::make_shared<Driver>(model_, std::move(cache));
+  runner_ = std::make_shared<BatchRunner>(model_, std::move(cache));
   return {};
 }
 
@@ -102,7 +102,7 @@ Result<KvCacheShape> EngineCache::shape_of(const std::string& codec) const {
 }
 
 Result<KvCacheShape> EngineCache::check_pages(const SessionHead& head) const {
-  const KvCache& cache = *driver_->cache();
+  const KvCache& cache = *runner_->cache();
   KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, kv_cache_shape(model_->config, head.kv_type, head.page_slots));
   const int slots = cache.shape().page.slots;
   if (slots == shape.page.slots && cache.allows(shape.codec())) return shape;
@@ -117,9 +117,9 @@ Result<std::shared_ptr<KvCache>> EngineCache::cache_for(const SessionHead& head,
   *chunk = head.chunk;
   KVASIR_RETURN_IF_ERROR(check_sequences(sequences));
   KVASIR_RETURN_IF_ERROR(check_positions(policy, head.chunk, model_->config.context));
-  if (driver_ != nullptr) {
+  if (runner_ != nullptr) {
     KVASIR_RETURN_IF_ERROR(check_pages(head).status());
-    return driver_->cache();
+    return runner_->cache();
   }
   KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, kv_cache_shape(model_->config, head.kv_type, head.page_slots));
   CacheConditions now = conditions(shape, head.chunk);
@@ -135,13 +135,13 @@ Result<std::shared_ptr<KvCache>> EngineCache::cache_for(const SessionHead& head,
   KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<KvCache> cache, new_cache(model_, shape, budget));
   // Besides, what the engine's options name expressly.
   for (std::size_t i = 1; i < model_->codecs.size(); ++i) KVASIR_RETURN_IF_ERROR(cache->allow(model_->codecs[i]));
-  driver_ = std::make_shared<Driver>(model_, cache);
+  runner_ = std::make_shared<BatchRunner>(model_, cache);
   return cache;
 }
 
 CacheReport EngineCache::report() const {
-  if (driver_ == nullptr) return {};
-  const MemoryBudget& budget = driver_->cache()->budget();
+  if (runner_ == nullptr) return {};
+  const MemoryBudget& budget = runner_->cache()->budget();
   return {budget.used(), budget.peak(), budget.capacity()};
 }
 

@@ -1,5 +1,5 @@
 // The KV cache of an engine: made when the first sequence needs it, in the size that this one asks for.
-// Thread-safety: that of Engine; driver() and find_place() as far as Engine::plan() needs them.
+// Thread-safety: that of Engine; runner() and find_place() as far as Engine::plan() needs them.
 #pragma once
 
 #include <map>
@@ -12,7 +12,7 @@
 #include "kvasir/engine.h"
 #include "planning/cache_sizing.h"
 #include "runtime/loaded_model.h"
-#include "scheduler/driver.h"
+#include "scheduler/batch_runner.h"
 #include "session/session_file.h"
 
 namespace kvasir {
@@ -22,11 +22,11 @@ class EngineCache {
   explicit EngineCache(std::shared_ptr<LoadedModel> model) : model_(std::move(model)) {}
 
   // Null until the first session or request sizes the cache.
-  const std::shared_ptr<Driver>& driver() const { return driver_; }
+  const std::shared_ptr<BatchRunner>& runner() const { return runner_; }
   CacheReport report() const;
 
   // Codecs that sequences may have, the default first.
-  std::vector<KvCodec> codecs() const { return driver_ != nullptr ? driver_->cache()->codecs() : model_->codecs; }
+  std::vector<KvCodec> codecs() const { return runner_ != nullptr ? runner_->cache()->codecs() : model_->codecs; }
   // The shape of the pages that a caller asks for; `codec`: empty for the default. Errors: kInvalidArgument unless it
   // is one that sequences may have.
   Result<KvCacheShape> shape_of(const std::string& codec) const;
@@ -38,7 +38,7 @@ class EngineCache {
   // Makes the cache if there is none.
   Status ensure_cache(std::uint64_t budget);
 
-  // Returns the shape of a file's pages. Errors: kInvalidArgument unless the cache may have them. REQUIRES: driver().
+  // Returns the shape of a file's pages. Errors: kInvalidArgument unless the cache may have them. REQUIRES: runner().
   Result<KvCacheShape> check_pages(const SessionHead& head) const;
   // Returns the cache for a session of a file, whose pages have a format of their own, and the chunk of its further
   // prompts. Makes it if there is none.
@@ -49,10 +49,10 @@ class EngineCache {
   CacheConditions conditions(const KvCacheShape& shape, int chunk) const;
   Result<CacheSize> default_place(const CacheConditions& now) const;
   // Of the cache; while there is none, of the one that would be made.
-  const KvCacheShape& cache_shape() const { return driver_ != nullptr ? driver_->cache()->shape() : model_->kv_shape; }
+  const KvCacheShape& cache_shape() const { return runner_ != nullptr ? runner_->cache()->shape() : model_->kv_shape; }
 
   std::shared_ptr<LoadedModel> model_;
-  std::shared_ptr<Driver> driver_;
+  std::shared_ptr<BatchRunner> runner_;
   mutable std::mutex default_mutex_;
   mutable std::map<std::pair<std::string, std::int64_t>, CacheSize> default_places_;  // by codec and protected tokens
 };

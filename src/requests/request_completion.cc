@@ -27,8 +27,8 @@ void RequestCompletion::reject(Request& request, Decision decision) {
   // Pages on their way to the swap file will be free soon, and swapped tasks still hold some bytes that can be freed.
   if (decision == Decision::kReject && (parts_.preemption->swapping() || parts_.preemption->give_up_one_swapped()))
     return;
-  const std::uint64_t bytes = parts_.driver->plan(Turn{&request.task()}).bytes;
-  Status why = kv_memory_full(parts_.driver->cache()->budget(), bytes);
+  const std::uint64_t bytes = parts_.runner->plan(Turn{&request.task()}).bytes;
+  Status why = kv_memory_full(parts_.runner->cache()->budget(), bytes);
   if (decision == Decision::kOverCeiling) {
     const auto tenant = static_cast<std::size_t>(parts_.admissions->index_of(request.group().tenant));
     why = exhausted("the request holds {} bytes of KV memory and needs {} more, but its tenant may hold {} in all",

@@ -14,9 +14,9 @@ bool RequestGroup::has_ended() const {
 
 std::unique_ptr<RequestGroup> make_group(RequestId id, const RequestOptions& options, RequestText text,
                                          std::unique_ptr<RetentionPolicy> policy, std::optional<int> chunk,
-                                         std::optional<KvCodec> codec, const Driver& driver,
+                                         std::optional<KvCodec> codec, const BatchRunner& runner,
                                          const Admissions& admissions) {
-  const LoadedModel& model = *driver.model();
+  const LoadedModel& model = *runner.model();
   const GenerateOptions generate = with_seed(options.generate);
   auto group = std::make_unique<RequestGroup>();
   group->id = id;
@@ -35,7 +35,7 @@ std::unique_ptr<RequestGroup> make_group(RequestId id, const RequestOptions& opt
     begin.newest = base->held().newest;
     codec = base->held().sequence->shape().codec();
   }
-  group->shape = driver.cache()->shape();
+  group->shape = runner.cache()->shape();
   if (codec) group->shape = group->shape.with(*codec);
   // A session's text begins before the request's; a cached prefix has no log-probabilities.
   const bool bypass = options.bypass || options.session != nullptr || generate.prompt_logprobs >= 0;
@@ -49,7 +49,7 @@ std::unique_ptr<RequestGroup> make_group(RequestId id, const RequestOptions& opt
   const std::int64_t prompt = request->task().prompt_tokens();
   const auto peak = [&](std::int64_t before) {
     const RequestSize size{before + prompt, options.generate.max_tokens, model.config.context, request->text().chunk};
-    return admissions.counted(peak_bytes(shape, *group->policy, size), size, driver.cache()->budget().capacity());
+    return admissions.counted(peak_bytes(shape, *group->policy, size), size, runner.cache()->budget().capacity());
   };
   group->peak = group->session.base != nullptr ? bytes_behind(*group->session.base, peak) : peak(0);
   if (keeps_all(*group->policy, shape)) group->shared_peak = std::min(least_kv_bytes(shape, prompt), group->peak);

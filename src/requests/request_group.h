@@ -17,7 +17,7 @@
 #include "requests/request.h"
 #include "retention/policy.h"
 #include "scheduler/admission.h"
-#include "scheduler/driver.h"
+#include "scheduler/batch_runner.h"
 
 namespace kvasir {
 
@@ -73,7 +73,7 @@ struct RequestGroup {
 // Makes a group with its first request. See RequestQueue::add.
 std::unique_ptr<RequestGroup> make_group(RequestId id, const RequestOptions& options, RequestText text,
                                          std::unique_ptr<RetentionPolicy> policy, std::optional<int> chunk,
-                                         std::optional<KvCodec> codec, const Driver& driver,
+                                         std::optional<KvCodec> codec, const BatchRunner& runner,
                                          const Admissions& admissions);
 
 // Returns the bytes of all of a request's tokens and of `ahead` more: see ScheduleLimits::ahead.

@@ -49,11 +49,11 @@ std::uint64_t divided_bytes(const KvCacheShape& shape, std::vector<std::int64_t>
 
 }  // namespace
 
-RequestMemory::RequestMemory(std::shared_ptr<Driver> driver, const RequestPrefixes* prefixes)
-    : driver_(std::move(driver)), prefixes_(prefixes) {}
+RequestMemory::RequestMemory(std::shared_ptr<BatchRunner> runner, const RequestPrefixes* prefixes)
+    : runner_(std::move(runner)), prefixes_(prefixes) {}
 
 std::uint64_t RequestMemory::available() const {
-  return driver_->cache()->budget().available() + prefixes_->evictable_bytes();
+  return runner_->cache()->budget().available() + prefixes_->evictable_bytes();
 }
 
 std::uint64_t RequestMemory::estimate(const Request& request) const {
@@ -87,12 +87,12 @@ std::uint64_t RequestMemory::freed_by_preemption(const Request& request) const {
 }
 
 std::uint64_t RequestMemory::next_rows(Request& request, int rows) const {
-  return driver_->plan(Turn{&request.task(), rows}).bytes;
+  return runner_->plan(Turn{&request.task(), rows}).bytes;
 }
 
 std::uint64_t RequestMemory::copies_for_prefixes(Request& request, int rows) const {
   std::uint64_t copies = 0;
-  for (const Sequence::PassPlan& pass : driver_->plan(Turn{&request.task(), rows}).passes) copies += pass.reserve;
+  for (const Sequence::PassPlan& pass : runner_->plan(Turn{&request.task(), rows}).passes) copies += pass.reserve;
   if (copies == 0 || !prefixes_->enabled()) return 0;
   return std::min(copies, freed_by_preemption(request) - bytes_freed_without(*request.sequence()));
 }
@@ -137,7 +137,7 @@ KvReport RequestMemory::report(const Request& request) const {
   if (released) return *released;
   if (group.session.base != nullptr) return kv_report(*group.session.base->held().sequence);
   // A report of zeros: it never held anything.
-  return kv_report(Sequence(driver_->model(), driver_->cache(), group.policy->clone(), group.shape.codec()));
+  return kv_report(Sequence(runner_->model(), runner_->cache(), group.policy->clone(), group.shape.codec()));
 }
 
 }  // namespace kvasir

@@ -9,7 +9,7 @@
 
 #include "requests/request.h"
 #include "requests/request_prefixes.h"
-#include "scheduler/driver.h"
+#include "scheduler/batch_runner.h"
 #include "scheduler/schedule.h"
 
 namespace kvasir {
@@ -17,9 +17,9 @@ namespace kvasir {
 class RequestMemory {
  public:
   // `prefixes` outlives this.
-  RequestMemory(std::shared_ptr<Driver> driver, const RequestPrefixes* prefixes);
+  RequestMemory(std::shared_ptr<BatchRunner> runner, const RequestPrefixes* prefixes);
 
-  std::uint64_t capacity() const { return driver_->cache()->budget().capacity(); }
+  std::uint64_t capacity() const { return runner_->cache()->budget().capacity(); }
   // Returns the bytes available to sequences: free ones, and those that the prefix cache can give back.
   std::uint64_t available() const;
 
@@ -46,7 +46,7 @@ class RequestMemory {
   KvReport report(const Request& request) const;
 
  private:
-  std::shared_ptr<Driver> driver_;
+  std::shared_ptr<BatchRunner> runner_;
   const RequestPrefixes* prefixes_;
 };
 

@@ -11,12 +11,12 @@
 #include "requests/request_preemption.h"
 #include "requests/request_prefixes.h"
 #include "scheduler/admission.h"
-#include "scheduler/driver.h"
+#include "scheduler/batch_runner.h"
 
 namespace kvasir {
 
 struct RequestParts {
-  std::shared_ptr<Driver> driver;
+  std::shared_ptr<BatchRunner> runner;
   Admissions* admissions;
   RequestList* requests;
   RequestEvents* events;

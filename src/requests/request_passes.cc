@@ -151,24 +151,24 @@ void RequestPasses::give_way_to(Request& unstarted, const Status& why) {
 
 // Drops turns without room: the bytes of starting requests were estimates.
 void RequestPasses::fit(Pass& pass) {
-  const Driver& driver = *parts_.driver;
-  while (pass.estimated && pass.turns.size() > 1 && driver.plan(pass.turns).bytes > parts_.memory->available()) {
+  const BatchRunner& runner = *parts_.runner;
+  while (pass.estimated && pass.turns.size() > 1 && runner.plan(pass.turns).bytes > parts_.memory->available()) {
     if (pass.starts.back()) pass.requests.back()->release();
     pass.pop_back();
   }
   if (parts_.preemption->swapping()) drop_what_waits_for_swap(pass);
-  const bool fits = driver.cache()->budget().make_available(driver.plan(pass.turns).bytes);
+  const bool fits = runner.cache()->budget().make_available(runner.plan(pass.turns).bytes);
   // A request that starts alone keeps its place: the next round rejects it if even its first rows do not fit.
   if (pass.turns.size() == 1 && pass.starts.front() && !fits) pass.pop_back();
 }
 
 // The scheduler counts leaving pages as free: turns without room wait until they are.
 void RequestPasses::drop_what_waits_for_swap(Pass& pass) {
-  if (pass.turns.empty() || parts_.driver->plan(pass.turns).bytes <= parts_.memory->available()) return;
+  if (pass.turns.empty() || parts_.runner->plan(pass.turns).bytes <= parts_.memory->available()) return;
   Pass left;
   std::uint64_t bytes = 0;
   for (std::size_t i = 0; i < pass.turns.size(); ++i) {
-    const std::uint64_t more = parts_.driver->plan(pass.turns[i]).bytes;
+    const std::uint64_t more = parts_.runner->plan(pass.turns[i]).bytes;
     if (bytes + more <= parts_.memory->available()) {
       bytes += more;
       left.turns.push_back(pass.turns[i]);
@@ -214,7 +214,7 @@ void RequestPasses::run(const Pass& pass) {
   const auto began = RequestClock::now();
   for (const Request* request : pass.requests)
     if (auto& started = request->group().started; !started) started = began;
-  const Status status = guarded([&] { return parts_.driver->pass(pass.turns); });
+  const Status status = guarded([&] { return parts_.runner->pass(pass.turns); });
   const double seconds = seconds_between(began, RequestClock::now());
   if (rows.mixed()) parts_.counters->longest_mixed = std::max(parts_.counters->longest_mixed, seconds);
   // At the end of a chunk a prompt runs fewer rows than it may. Other rows that run known tokens again are in `run`,

@@ -34,10 +34,10 @@ class RequestPreemption::PauseTimer {
   RequestClock::time_point began_ = RequestClock::now();
 };
 
-RequestPreemption::RequestPreemption(std::shared_ptr<Driver> driver, const RequestList* requests,
+RequestPreemption::RequestPreemption(std::shared_ptr<BatchRunner> runner, const RequestList* requests,
                                      RequestPrefixes* prefixes, const RequestMemory* memory,
                                      const Admissions* admissions, RequestCounters* counters)
-    : driver_(std::move(driver)),
+    : runner_(std::move(runner)),
       requests_(requests),
       prefixes_(prefixes),
       memory_(memory),
@@ -107,7 +107,7 @@ void RequestPreemption::recompute(Request& request) {
 Status RequestPreemption::swap_in(Request& request) {
   const PauseTimer timer(this);
   const auto arrive = [&] {
-    return request.swap().arrive(driver_->model(), driver_->cache(), request.group().policy->clone());
+    return request.swap().arrive(runner_->model(), runner_->cache(), request.group().policy->clone());
   };
   Result<std::unique_ptr<Sequence>> sequence = arrive();
   while (!sequence.ok() && may_evict_for(request) && prefixes_->evict_one()) sequence = arrive();

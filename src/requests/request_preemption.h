@@ -30,7 +30,7 @@ namespace kvasir {
 class RequestPreemption {
  public:
   // The pointed-to objects outlive this. Requests in the list end before this does: their swaps use the file.
-  RequestPreemption(std::shared_ptr<Driver> driver, const RequestList* requests, RequestPrefixes* prefixes,
+  RequestPreemption(std::shared_ptr<BatchRunner> runner, const RequestList* requests, RequestPrefixes* prefixes,
                     const RequestMemory* memory, const Admissions* admissions, RequestCounters* counters);
 
   // See RequestQueue::swap_to.
@@ -70,7 +70,7 @@ class RequestPreemption {
   void recompute(Request& request);
   bool can_swap(Request& request) const;
 
-  std::shared_ptr<Driver> driver_;
+  std::shared_ptr<BatchRunner> runner_;
   const RequestList* requests_;
   RequestPrefixes* prefixes_;
   const RequestMemory* memory_;

@@ -29,15 +29,15 @@ std::int64_t common_prompt(const Request& request, const Request& other) {
 
 }  // namespace
 
-RequestPrefixes::RequestPrefixes(std::shared_ptr<Driver> driver, RequestCounters* counters)
-    : driver_(std::move(driver)), counters_(counters) {}
+RequestPrefixes::RequestPrefixes(std::shared_ptr<BatchRunner> runner, RequestCounters* counters)
+    : runner_(std::move(runner)), counters_(counters) {}
 
 void RequestPrefixes::enable(std::uint64_t most_bytes) {
-  store_ = std::make_unique<PrefixStore>(driver_->model(), driver_->cache(), most_bytes);
+  store_ = std::make_unique<PrefixStore>(runner_->model(), runner_->cache(), most_bytes);
 }
 
 void RequestPrefixes::store_in(std::vector<std::unique_ptr<BlobStore>> stores, PrefixTiers::Warn warn) {
-  tiers_.open(*driver_, store_.get(), std::move(stores), std::move(warn));
+  tiers_.open(*runner_, store_.get(), std::move(stores), std::move(warn));
 }
 
 void RequestPrefixes::expire() {
@@ -116,7 +116,7 @@ void RequestPrefixes::start(Request& request) {
     request.progress.run = start.tokens;
   } else {
     request.start(
-        std::make_unique<Sequence>(driver_->model(), driver_->cache(), group.policy->clone(), group.shape.codec()));
+        std::make_unique<Sequence>(runner_->model(), runner_->cache(), group.policy->clone(), group.shape.codec()));
   }
 }
 

@@ -14,14 +14,14 @@
 #include "requests/request.h"
 #include "requests/request_counters.h"
 #include "requests/request_tiers.h"
-#include "scheduler/driver.h"
+#include "scheduler/batch_runner.h"
 
 namespace kvasir {
 
 class RequestPrefixes {
  public:
   // `counters` outlives this.
-  RequestPrefixes(std::shared_ptr<Driver> driver, RequestCounters* counters);
+  RequestPrefixes(std::shared_ptr<BatchRunner> runner, RequestCounters* counters);
 
   // Starts to cache prefixes. `most_bytes`: see PrefixCache.
   void enable(std::uint64_t most_bytes);
@@ -66,7 +66,7 @@ class RequestPrefixes {
   std::string_view miss_name(const RequestGroup& group) const;
 
  private:
-  std::shared_ptr<Driver> driver_;
+  std::shared_ptr<BatchRunner> runner_;
   RequestCounters* counters_;
   std::unique_ptr<PrefixStore> store_;  // null: nothing is cached
   RequestTiers tiers_;                  // destroyed before store_

@@ -8,12 +8,12 @@
 
 namespace kvasir {
 
-RequestQueue::RequestQueue(std::shared_ptr<Driver> driver, const ScheduleLimits& limits, double max_itl)
-    : driver_(std::move(driver)),
+RequestQueue::RequestQueue(std::shared_ptr<BatchRunner> runner, const ScheduleLimits& limits, double max_itl)
+    : runner_(std::move(runner)),
       admissions_(limits, max_itl),
-      prefixes_(driver_, &counters_),
-      memory_(driver_, &prefixes_),
-      preemption_(driver_, &requests_, &prefixes_, &memory_, &admissions_, &counters_),
+      prefixes_(runner_, &counters_),
+      memory_(runner_, &prefixes_),
+      preemption_(runner_, &requests_, &prefixes_, &memory_, &admissions_, &counters_),
       completion_(parts()),
       passes_(parts(), &completion_) {}
 
@@ -22,7 +22,7 @@ RequestQueue::~RequestQueue() {
 }
 
 RequestParts RequestQueue::parts() {
-  return {driver_, &admissions_, &requests_, &events_, &prefixes_, &memory_, &preemption_, &sessions_, &counters_};
+  return {runner_, &admissions_, &requests_, &events_, &prefixes_, &memory_, &preemption_, &sessions_, &counters_};
 }
 
 void RequestQueue::store_prefixes(std::vector<std::unique_ptr<BlobStore>> stores, PrefixTiers::Warn warn) {
@@ -32,7 +32,7 @@ void RequestQueue::store_prefixes(std::vector<std::unique_ptr<BlobStore>> stores
 RequestId RequestQueue::add(const RequestOptions& options, RequestText text, std::unique_ptr<RetentionPolicy> policy,
                             std::optional<int> chunk, std::optional<KvCodec> codec) {
   const RequestId id{next_id_};
-  requests_.add(make_group(id, options, std::move(text), std::move(policy), chunk, codec, *driver_, admissions_));
+  requests_.add(make_group(id, options, std::move(text), std::move(policy), chunk, codec, *runner_, admissions_));
   ++next_id_;
   return id;
 }

@@ -39,7 +39,7 @@ class RequestQueue {
   using Counters = RequestCounters;
 
   // `max_itl`: see SchedulerOptions.
-  explicit RequestQueue(std::shared_ptr<Driver> driver, const ScheduleLimits& limits = {}, double max_itl = 0);
+  explicit RequestQueue(std::shared_ptr<BatchRunner> runner, const ScheduleLimits& limits = {}, double max_itl = 0);
   ~RequestQueue();
   RequestQueue(const RequestQueue&) = delete;
   RequestQueue& operator=(const RequestQueue&) = delete;
@@ -90,7 +90,7 @@ class RequestQueue {
  private:
   RequestParts parts();
 
-  std::shared_ptr<Driver> driver_;
+  std::shared_ptr<BatchRunner> runner_;
   Counters counters_;
   Admissions admissions_;
   RequestList requests_;

@@ -9,11 +9,11 @@
 
 namespace kvasir {
 
-void RequestTiers::open(const Driver& driver, PrefixStore* prefixes, std::vector<std::unique_ptr<BlobStore>> stores,
-                        PrefixTiers::Warn warn) {
+void RequestTiers::open(const BatchRunner& runner, PrefixStore* prefixes,
+                        std::vector<std::unique_ptr<BlobStore>> stores, PrefixTiers::Warn warn) {
   KVASIR_CHECK(prefixes != nullptr);
-  const LoadedModel& model = *driver.model();
-  KvCache& cache = *driver.cache();
+  const LoadedModel& model = *runner.model();
+  KvCache& cache = *runner.cache();
   std::vector<PrefixTiers::Form> forms;
   for (const KvCodec& codec : cache.codecs()) {
     // Sequences of such a codec leave only snapshots. So do texts that are longer than a window of some layers, and all

@@ -11,14 +11,14 @@
 #include "prefix_store/prefix_store.h"
 #include "prefix_store/prefix_tiers.h"
 #include "requests/request.h"
-#include "scheduler/driver.h"
+#include "scheduler/batch_runner.h"
 
 namespace kvasir {
 
 class RequestTiers {
  public:
   // Opens the stores, nearest first. `prefixes` outlives this.
-  void open(const Driver& driver, PrefixStore* prefixes, std::vector<std::unique_ptr<BlobStore>> stores,
+  void open(const BatchRunner& runner, PrefixStore* prefixes, std::vector<std::unique_ptr<BlobStore>> stores,
             PrefixTiers::Warn warn);
 
   // Returns whether anything may be fetched for a request that starts.

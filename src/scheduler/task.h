@@ -3,7 +3,7 @@
 //
 //   Task task(&text, std::move(prompt), std::move(generation));
 //   while (task.prepare()) {
-//     ... a pass with task.input(), then task.take(result)      // scheduler/driver.h
+//     ... a pass with task.input(), then task.take(result)      // scheduler/batch_runner.h
 //     show(task.take_text());
 //   }
 //   ... task.status(), task.generation()

@@ -28,19 +28,19 @@ double now_seconds() {
 }
 
 // Joins a sequence, a ChatTranscript that writes messages behind its context, and a Generation per answer. Each call is
-// one or several tasks that the engine's driver runs.
+// one or several tasks that the engine's runner runs.
 class SessionImpl final : public Session, public SessionBase {
  public:
-  SessionImpl(std::shared_ptr<Driver> driver, std::unique_ptr<RetentionPolicy> policy, std::optional<KvCodec> codec,
-              int chunk)
-      : model_(driver->model()), driver_(std::move(driver)), transcript_(*model_->tokenizer, *model_->chat) {
-    text_.sequence = std::make_unique<Sequence>(model_, driver_->cache(), std::move(policy), codec);
+  SessionImpl(std::shared_ptr<BatchRunner> runner, std::unique_ptr<RetentionPolicy> policy,
+              std::optional<KvCodec> codec, int chunk)
+      : model_(runner->model()), runner_(std::move(runner)), transcript_(*model_->tokenizer, *model_->chat) {
+    text_.sequence = std::make_unique<Sequence>(model_, runner_->cache(), std::move(policy), codec);
     text_.chunk = chunk;
   }
-  SessionImpl(std::shared_ptr<Driver> driver, LoadedSession loaded, ChatTranscript transcript,
+  SessionImpl(std::shared_ptr<BatchRunner> runner, LoadedSession loaded, ChatTranscript transcript,
               std::shared_ptr<const SessionImage> image)
-      : model_(driver->model()),
-        driver_(std::move(driver)),
+      : model_(runner->model()),
+        runner_(std::move(runner)),
         text_{std::move(loaded.sequence), std::move(loaded.extras.newest), std::move(loaded.extras.logits),
               loaded.head.chunk},
         transcript_(std::move(transcript)),
@@ -82,7 +82,7 @@ class SessionImpl final : public Session, public SessionBase {
 
   KvReport kv() const override { return kv_report(*text_.sequence); }
 
-  const std::shared_ptr<Driver>& driver() const override { return driver_; }
+  const std::shared_ptr<BatchRunner>& runner() const override { return runner_; }
   const TextState& held() const override { return text_; }
   bool stored() const override { return image_ != nullptr; }
   Result<Copy> copy() const override;
@@ -93,7 +93,7 @@ class SessionImpl final : public Session, public SessionBase {
  private:
   SessionImpl(const SessionImpl& other, std::unique_ptr<Sequence> sequence)
       : model_(other.model_),
-        driver_(other.driver_),
+        runner_(other.runner_),
         text_{std::move(sequence), other.text_.newest, other.text_.logits, other.text_.chunk},
         unreported_(other.unreported_),
         prompt_seconds_(other.prompt_seconds_),
@@ -130,7 +130,7 @@ class SessionImpl final : public Session, public SessionBase {
   TokenIndex seen() const { return text_.sequence->tables().next_index(); }
 
   std::shared_ptr<LoadedModel> model_;
-  std::shared_ptr<Driver> driver_;
+  std::shared_ptr<BatchRunner> runner_;
   TextState text_;
   std::int64_t unreported_ = 0;  // tokens read since the last generate()
   double prompt_seconds_ = 0;    // and the seconds it took
@@ -147,8 +147,8 @@ Result<SessionBase::Copy> SessionImpl::copy() const {
     return Copy{std::move(fork), {}};
   }
   // Makes all room at once, so that the file is not read again after cached prefixes are evicted.
-  static_cast<void>(driver_->cache()->budget().make_available(text_.sequence->bytes()));
-  KVASIR_ASSIGN_OR_RETURN(LoadedSession loaded, restore_session(image_->parts, model_, driver_->cache()));
+  static_cast<void>(runner_->cache()->budget().make_available(text_.sequence->bytes()));
+  KVASIR_ASSIGN_OR_RETURN(LoadedSession loaded, restore_session(image_->parts, model_, runner_->cache()));
   SessionPages pages(image_->parts, *loaded.sequence);
   return Copy{std::move(loaded.sequence), std::move(pages)};
 }
@@ -160,14 +160,14 @@ Status SessionImpl::read_tokens(std::vector<TokenId> tokens, const Progress& pro
   const KvSequence& tables = text_.sequence->tables();
   KVASIR_RETURN_IF_ERROR(check_prompt(text_.sequence->shape(), text_.sequence->policy(), context_place(tables),
                                       tables.shortest(), static_cast<std::int64_t>(tokens.size()), text_.chunk,
-                                      model_->config.context, driver_->cache()->budget().capacity()));
+                                      model_->config.context, runner_->cache()->budget().capacity()));
   Task task(&text_, std::move(tokens));
   if (!task.prepare()) return task.status();
   const double start = now_seconds();
   text_.logits.clear();  // they belong to a token that is no longer the newest
   Status status;
   while (status.ok() && task.prepare()) {
-    status = driver_->pass(task);
+    status = runner_->pass(task);
     if (status.ok() && progress && !progress(task.prompt_done(), task.prompt_tokens()) && task.left() > 0)
       status = Status(StatusCode::kCancelled, "stopped");
   }
@@ -260,7 +260,7 @@ Result<GenerateResult> SessionImpl::generate(const GenerateOptions& options,
     transcript_.begin_answer();
     Task task(&text_, {}, std::move(generation));
     while (task.prepare()) {
-      if (const Status status = driver_->pass(task); status.code() == StatusCode::kResourceExhausted) {
+      if (const Status status = runner_->pass(task); status.code() == StatusCode::kResourceExhausted) {
         task.finish(FinishReason::kKvMemory);
       } else if (!status.ok()) {
         return status;
@@ -313,7 +313,7 @@ Result<std::vector<GenerateResult>> SessionImpl::sample(
     const std::uint64_t seed = first.state().sampler.options.seed;
     KVASIR_RETURN_IF_ERROR(check_seeds(seed, count));
     KVASIR_ASSIGN_OR_RETURN(std::vector<GenerateResult> results,
-                            sample_side_by_side(*driver_, text_, first, seed, count, on_text));
+                            sample_side_by_side(*runner_, text_, first, seed, count, on_text));
     for (GenerateResult& result : results) {
       result.prompt_tokens = unreported_;
       result.prompt_seconds = prompt_seconds_;
@@ -331,7 +331,7 @@ Result<std::vector<BeamResult>> SessionImpl::beam_search(const BeamOptions& opti
     KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> root, text_.sequence->fork());
     KVASIR_ASSIGN_OR_RETURN(
         const std::vector<Beam> beams,
-        kvasir::beam_search(driver_->step(), std::move(root), text_.logits, *model_->tokenizer, search, progress));
+        kvasir::beam_search(runner_->step(), std::move(root), text_.logits, *model_->tokenizer, search, progress));
     std::vector<BeamResult> results;
     for (const Beam& beam : beams) {
       TokenStream stream(*model_->tokenizer, false);
@@ -350,20 +350,20 @@ Result<std::vector<BeamResult>> SessionImpl::beam_search(const BeamOptions& opti
 
 }  // namespace
 
-std::unique_ptr<Session> make_session(std::shared_ptr<Driver> driver, std::unique_ptr<RetentionPolicy> policy,
+std::unique_ptr<Session> make_session(std::shared_ptr<BatchRunner> runner, std::unique_ptr<RetentionPolicy> policy,
                                       std::optional<int> chunk, std::optional<KvCodec> codec) {
-  const int chosen = chunk.value_or(driver->model()->options.chunk);
-  return std::make_unique<SessionImpl>(std::move(driver), std::move(policy), codec, chosen);
+  const int chosen = chunk.value_or(runner->model()->options.chunk);
+  return std::make_unique<SessionImpl>(std::move(runner), std::move(policy), codec, chosen);
 }
 
-Result<std::unique_ptr<Session>> make_session(std::shared_ptr<Driver> driver, LoadedSession loaded,
+Result<std::unique_ptr<Session>> make_session(std::shared_ptr<BatchRunner> runner, LoadedSession loaded,
                                               std::shared_ptr<const SessionImage> image) {
-  const LoadedModel& model = *driver->model();
+  const LoadedModel& model = *runner->model();
   KVASIR_ASSIGN_OR_RETURN(ChatTranscript transcript,
                           ChatTranscript::from_state(*model.tokenizer, *model.chat, std::move(loaded.extras.chat)));
   if (loaded.extras.sampler) KVASIR_RETURN_IF_ERROR(Sampler::from_state(*loaded.extras.sampler).status());
   return {std::unique_ptr<Session>(
-      new SessionImpl(std::move(driver), std::move(loaded), std::move(transcript), std::move(image)))};
+      new SessionImpl(std::move(runner), std::move(loaded), std::move(transcript), std::move(image)))};
 }
 
 }  // namespace kvasir

@@ -10,7 +10,7 @@
 
 #include "kvasir/engine.h"
 #include "retention/policy.h"
-#include "scheduler/driver.h"
+#include "scheduler/batch_runner.h"
 #include "session/session_file.h"
 
 namespace kvasir {
@@ -27,7 +27,7 @@ struct RequestText {
 class SessionBase {
  public:
   virtual ~SessionBase() = default;
-  virtual const std::shared_ptr<Driver>& driver() const = 0;
+  virtual const std::shared_ptr<BatchRunner>& runner() const = 0;
   // Returns what the session holds; unchanged between begin() and end(). While stored(), its sequence only counts
   // pages, in a cache of its own.
   virtual const TextState& held() const = 0;
@@ -50,15 +50,15 @@ class SessionBase {
   virtual void end(TextState text, const Generation& generation, bool mid_character) = 0;
 };
 
-// Makes an empty session that holds its tokens in the driver's cache under `policy`, and shares ownership of the
-// driver. `chunk`: of prompts; 0: the policy's own; nullopt: the engine's option. `codec`: one that the cache allows;
+// Makes an empty session that holds its tokens in the runner's cache under `policy`, and shares ownership of the
+// runner. `chunk`: of prompts; 0: the policy's own; nullopt: the engine's option. `codec`: one that the cache allows;
 // nullopt: the cache shape's.
-std::unique_ptr<Session> make_session(std::shared_ptr<Driver> driver, std::unique_ptr<RetentionPolicy> policy,
+std::unique_ptr<Session> make_session(std::shared_ptr<BatchRunner> runner, std::unique_ptr<RetentionPolicy> policy,
                                       std::optional<int> chunk = {}, std::optional<KvCodec> codec = {});
 
-// Makes a session that was loaded into the driver's cache. With `image`, `loaded` is in a cache without a store, and
+// Makes a session that was loaded into the runner's cache. With `image`, `loaded` is in a cache without a store, and
 // the pages are loaded from the image when the session is first used. Errors: kDataLoss.
-Result<std::unique_ptr<Session>> make_session(std::shared_ptr<Driver> driver, LoadedSession loaded,
+Result<std::unique_ptr<Session>> make_session(std::shared_ptr<BatchRunner> runner, LoadedSession loaded,
                                               std::shared_ptr<const SessionImage> image = nullptr);
 
 }  // namespace kvasir

@@ -12,7 +12,8 @@
 namespace kvasir {
 namespace {
 
-Status run_samples(Driver& driver, std::span<Task> tasks, std::span<TextState> texts, std::span<GenerateResult> results,
+Status run_samples(BatchRunner& runner, std::span<Task> tasks, std::span<TextState> texts,
+                   std::span<GenerateResult> results,
                    const std::function<bool(std::size_t, std::string_view)>& on_text) {
   std::vector<Turn> turns;
   std::vector<std::size_t> running;
@@ -25,7 +26,7 @@ Status run_samples(Driver& driver, std::span<Task> tasks, std::span<TextState> t
         running.push_back(s);
       }
     }
-    while (!turns.empty() && !driver.plan(turns).fits) {
+    while (!turns.empty() && !runner.plan(turns).fits) {
       const std::size_t newest = running.back();
       tasks[newest].finish(FinishReason::kKvMemory);
       results[newest].kv = kv_report(*texts[newest].sequence);
@@ -34,7 +35,7 @@ Status run_samples(Driver& driver, std::span<Task> tasks, std::span<TextState> t
       running.pop_back();
     }
     if (turns.empty()) break;
-    KVASIR_RETURN_IF_ERROR(driver.pass(turns));
+    KVASIR_RETURN_IF_ERROR(runner.pass(turns));
     for (const std::size_t s : running)
       if (const std::string text = tasks[s].take_text(); !text.empty() && on_text && !on_text(s, text))
         tasks[s].finish(FinishReason::kCancelled);
@@ -48,7 +49,7 @@ Status run_samples(Driver& driver, std::span<Task> tasks, std::span<TextState> t
 }  // namespace
 
 Result<std::vector<GenerateResult>> sample_side_by_side(
-    Driver& driver, const TextState& text, const Generation& first, std::uint64_t seed, int count,
+    BatchRunner& runner, const TextState& text, const Generation& first, std::uint64_t seed, int count,
     const std::function<bool(std::size_t, std::string_view)>& on_text) {
   std::vector<TextState> texts(static_cast<std::size_t>(count));
   std::vector<Task> tasks;
@@ -61,7 +62,7 @@ Result<std::vector<GenerateResult>> sample_side_by_side(
   }
   const auto start = std::chrono::steady_clock::now();
   std::vector<GenerateResult> results(texts.size());
-  KVASIR_RETURN_IF_ERROR(run_samples(driver, tasks, texts, results, on_text));
+  KVASIR_RETURN_IF_ERROR(run_samples(runner, tasks, texts, results, on_text));
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   for (std::size_t s = 0; s < tasks.size(); ++s) {
     KvReport kv = texts[s].sequence != nullptr ? kv_report(*texts[s].sequence) : std::move(results[s].kv);

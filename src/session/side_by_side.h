@@ -1,5 +1,5 @@
 // Several samples that continue one text, run side by side: one row of each in every pass.
-// Thread-safety: as Driver.
+// Thread-safety: as BatchRunner.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kvasir/result.h"
-#include "scheduler/driver.h"
+#include "scheduler/batch_runner.h"
 
 namespace kvasir {
 
@@ -18,7 +18,7 @@ namespace kvasir {
 // token of all, the newest end first (kKvMemory). `on_text` may be null; it returns false to end its sample. Figures of
 // the prompt stay 0. Errors: those of forks and passes.
 Result<std::vector<GenerateResult>> sample_side_by_side(
-    Driver& driver, const TextState& text, const Generation& first, std::uint64_t seed, int count,
+    BatchRunner& runner, const TextState& text, const Generation& first, std::uint64_t seed, int count,
     const std::function<bool(std::size_t sample, std::string_view text)>& on_text);
 
 }  // namespace kvasir

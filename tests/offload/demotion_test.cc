@@ -568,7 +568,7 @@ TEST(Demotion, IsRefusedWhereItCannotBe) {
   EXPECT_THAT(std::string(new_runner(wide, "window:size=40@demote=q4")->whole().status().message()),
               ::testing::HasSubstr("not f32"));
   const auto session_model = load_demoting(file.path());
-  const auto session = make_session(std::make_shared<Driver>(session_model, *new_cache(session_model, 1 << 28)),
+  const auto session = make_session(std::make_shared<BatchRunner>(session_model, *new_cache(session_model, 1 << 28)),
                                     std::move(*make_policy("window:size=40@demote=q4")));
   ASSERT_TRUE(session->read(random_text(100, 3)).ok());
   const Status saved = session->save("/nowhere");

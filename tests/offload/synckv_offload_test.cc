@@ -425,7 +425,7 @@ TEST_F(SyncKvOffload, IsRefusedWhereItCannotBe) {
   EXPECT_THAT(std::string(new_runner(encoded, "synckv:offload=file")->whole().status().message()),
               ::testing::HasSubstr("not as q8"));
   const auto model = load_model();
-  const auto session = make_session(std::make_shared<Driver>(model, *new_cache(model, 1 << 28)),
+  const auto session = make_session(std::make_shared<BatchRunner>(model, *new_cache(model, 1 << 28)),
                                     std::move(*make_policy("synckv:budget=20,offload=file")));
   ASSERT_TRUE(session->read(random_text(300, 3)).ok());
   EXPECT_THAT(std::string(session->save("/nowhere").message()), ::testing::HasSubstr("offload=off"));

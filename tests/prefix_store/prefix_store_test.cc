@@ -38,8 +38,8 @@ class Counter {
   Counter(std::shared_ptr<LoadedModel> model, std::uint64_t memory, std::uint64_t prefix_memory,
           const ScheduleLimits& limits = {})
       : model_(std::move(model)),
-        driver_(std::make_shared<Driver>(model_, *new_cache(model_, memory))),
-        queue_(driver_, limits) {
+        runner_(std::make_shared<BatchRunner>(model_, *new_cache(model_, memory))),
+        queue_(runner_, limits) {
     if (prefix_memory > 0) queue_.cache_prefixes(prefix_memory);
   }
 
@@ -81,12 +81,12 @@ class Counter {
   const GenerateResult& result(RequestId id, int sample = 0) { return results_[{id, sample}]; }
   void expect_failure(RequestId id) { fails_ = id; }
   RequestQueue& queue() { return queue_; }
-  MemoryBudget& budget() { return driver_->cache()->budget(); }
-  KvCache& cache() { return *driver_->cache(); }
+  MemoryBudget& budget() { return runner_->cache()->budget(); }
+  KvCache& cache() { return *runner_->cache(); }
 
  private:
   std::shared_ptr<LoadedModel> model_;
-  std::shared_ptr<Driver> driver_;
+  std::shared_ptr<BatchRunner> runner_;
   RequestQueue queue_;
   std::map<std::pair<RequestId, int>, GenerateResult> results_;
   RequestId fails_{};

@@ -47,8 +47,8 @@ class Process {
  public:
   Process(std::shared_ptr<LoadedModel> model, std::vector<std::unique_ptr<BlobStore>> stores)
       : model_(std::move(model)),
-        driver_(std::make_shared<Driver>(model_, *new_cache(model_, kMemory))),
-        queue_(driver_, {}) {
+        runner_(std::make_shared<BatchRunner>(model_, *new_cache(model_, kMemory))),
+        queue_(runner_, {}) {
     queue_.cache_prefixes(kMemory);
     queue_.store_prefixes(std::move(stores), [this](const std::string& line) { said_.push_back(line); });
   }
@@ -97,7 +97,7 @@ class Process {
 
  private:
   std::shared_ptr<LoadedModel> model_;
-  std::shared_ptr<Driver> driver_;
+  std::shared_ptr<BatchRunner> runner_;
   std::vector<std::string> said_;
   RequestQueue queue_;
   std::map<RequestId, GenerateResult> results_;

@@ -41,8 +41,8 @@ inline RequestOptions random_request(std::mt19937_64& random, const std::vector<
 inline GenerateResult alone(const std::shared_ptr<LoadedModel>& model, const RequestOptions& options, int sample = 0,
                             std::uint64_t memory = std::uint64_t{1} << 28) {
   const KvCodec codec = options.codec.empty() ? model->codecs.front() : parse_codec(options.codec).codec;
-  const auto driver = std::make_shared<Driver>(model, *new_cache(model, model->kv_shape.with(codec), memory));
-  const auto session = make_session(driver, std::move(*make_policy(options.policy)));
+  const auto runner = std::make_shared<BatchRunner>(model, *new_cache(model, model->kv_shape.with(codec), memory));
+  const auto session = make_session(runner, std::move(*make_policy(options.policy)));
   const Status read = session->read(options.prompt);
   EXPECT_TRUE(read.ok()) << read.message();
   GenerateOptions generate = options.generate;
@@ -57,8 +57,8 @@ class Desk {
  public:
   Desk(std::shared_ptr<LoadedModel> model, std::uint64_t memory, const ScheduleLimits& limits = {}, double max_itl = 0)
       : model_(std::move(model)),
-        driver_(std::make_shared<Driver>(model_, *new_cache(model_, memory))),
-        queue_(driver_, limits, max_itl) {}
+        runner_(std::make_shared<BatchRunner>(model_, *new_cache(model_, memory))),
+        queue_(runner_, limits, max_itl) {}
 
   RequestId add(const RequestOptions& options) {
     auto text = encode_request(*model_, options);
@@ -111,8 +111,8 @@ class Desk {
       ASSERT_LT(polls, most_polls) << "no end";
       ASSERT_NO_FATAL_FAILURE(poll());
     }
-    EXPECT_EQ(driver_->cache()->budget().used(), 0u);
-    driver_->cache()->check_invariants({});
+    EXPECT_EQ(runner_->cache()->budget().used(), 0u);
+    runner_->cache()->check_invariants({});
   }
 
   struct Told {
@@ -150,13 +150,13 @@ class Desk {
       }
   }
 
-  const std::shared_ptr<Driver>& driver() const { return driver_; }
+  const std::shared_ptr<BatchRunner>& runner() const { return runner_; }
   RequestQueue& queue() { return queue_; }
   Told& told(RequestId id, int sample = 0) { return told_[{id, sample}]; }
 
  private:
   std::shared_ptr<LoadedModel> model_;
-  std::shared_ptr<Driver> driver_;
+  std::shared_ptr<BatchRunner> runner_;
   RequestQueue queue_;
   std::map<RequestId, RequestOptions> asked_;
   std::map<std::pair<RequestId, int>, Told> told_;

@@ -100,12 +100,12 @@ struct Crowded {
 
 // A session's request among others that arrive before and behind it, and then the session's own next answer.
 Crowded run_crowd(const std::shared_ptr<LoadedModel>& model, const std::string& policy, std::uint64_t memory) {
-  const auto driver = std::make_shared<Driver>(model, *new_cache(model, memory));
-  const std::shared_ptr<Session> session = make_session(driver, *make_policy(policy));
+  const auto runner = std::make_shared<BatchRunner>(model, *new_cache(model, memory));
+  const std::shared_ptr<Session> session = make_session(runner, *make_policy(policy));
   auto* base = dynamic_cast<SessionBase*>(session.get());
   EXPECT_TRUE(session->say("user", "Tell me a story of a fox and a crow, and of the cheese.").ok());
   EXPECT_TRUE(session->generate(greedy(20), {}).ok());
-  RequestQueue queue(driver);
+  RequestQueue queue(runner);
   const auto add_other = [&](int number) {
     RequestOptions other;
     other.prompt = "The old man went down to the river, number " + std::to_string(number);
@@ -145,8 +145,8 @@ TEST_P(SessionRequests, KeepTheirBitsWhenTheyGiveUpTheirPages) {
   const Crowded want = run_crowd(model, GetParam(), 64 * kMiB);
   EXPECT_EQ(want.reason, FinishReason::kLength);
   EXPECT_EQ(want.preemptions, 0);
-  const auto driver = std::make_shared<Driver>(model, *new_cache(model, 64 * kMiB));
-  const std::uint64_t page_column = KvCache::cost(driver->cache()->shape(), {}, 1);
+  const auto runner = std::make_shared<BatchRunner>(model, *new_cache(model, 64 * kMiB));
+  const std::uint64_t page_column = KvCache::cost(runner->cache()->shape(), {}, 1);
   int preemptions = 0;
   for (std::uint64_t columns = 16; columns <= 40; columns += 3) {
     const Crowded got = run_crowd(model, GetParam(), columns * page_column);

@@ -323,7 +323,7 @@ TEST_F(RequestOrder, ACrowdOfTenantsLosesNothing) {
     const RequestQueue::Counters& counters = desk.queue().counters();
     EXPECT_EQ(counters.preempted_twice, 0);
     EXPECT_EQ(counters.rejected + counters.over_ceiling, 0);
-    EXPECT_LE(desk.driver()->cache()->budget().peak(), reserves ? 3 * most : most * 5 / 4);
+    EXPECT_LE(desk.runner()->cache()->budget().peak(), reserves ? 3 * most : most * 5 / 4);
     if (reserves) {
       EXPECT_EQ(counters.preempted, 0);
       EXPECT_GT(counters.most_running, 2u);
@@ -336,8 +336,8 @@ TEST_F(RequestOrder, ACrowdOfTenantsLosesNothing) {
 
 // The bound is far below what a pass takes, so prompts join with the fewest rows; no token changes.
 TEST_F(RequestOrder, ABoundOnLatencyMakesPromptsWait) {
-  const auto driver = std::make_shared<Driver>(model_, *new_cache(model_, std::uint64_t{1} << 28));
-  RequestQueue queue(driver, {}, 1e-9);
+  const auto runner = std::make_shared<BatchRunner>(model_, *new_cache(model_, std::uint64_t{1} << 28));
+  RequestQueue queue(runner, {}, 1e-9);
   std::vector<RequestOptions> requests = {request(20, 60), request(110, 20)};
   std::vector<std::string> texts(2);
   for (const RequestOptions& options : requests) {

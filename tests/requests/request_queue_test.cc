@@ -100,7 +100,7 @@ TEST(Requests, MemoryTooSmallForAllAtOnce) {
     desk.expect_all_as_alone();
     EXPECT_LT(desk.queue().counters().most_running, 8u) << "nothing had to wait";
     EXPECT_EQ(desk.queue().counters().rejected, 0);
-    EXPECT_LE(desk.driver()->cache()->budget().peak(), 2 * most);
+    EXPECT_LE(desk.runner()->cache()->budget().peak(), 2 * most);
     preempted += desk.queue().counters().preempted > 0 ? 1 : 0;
     ++policies;
   }
@@ -160,7 +160,7 @@ TEST(Requests, ACancelledOneGivesBackItsPagesAndLeavesOthersAlone) {
     const Sequence* held = desk.queue().sequence_of(stays, 0);
     ASSERT_NE(held, nullptr);
     ASSERT_TRUE(desk.queue().cancel(goes).ok());
-    EXPECT_EQ(desk.driver()->cache()->budget().used(), held->bytes());
+    EXPECT_EQ(desk.runner()->cache()->budget().used(), held->bytes());
     EXPECT_EQ(desk.queue().sequence_of(goes, 0), nullptr);
     EXPECT_EQ(desk.queue().cancel(goes).code(), StatusCode::kNotFound);
     EXPECT_EQ(desk.queue().unfinished(), 2);
@@ -220,7 +220,7 @@ TEST(Requests, AFailureEndsItsRequestAlone) {
     EXPECT_EQ(desk.told(ids[1]).read < desk.told(ids[1]).total, in_prompt);
     const PageId page = desk.queue().sequence_of(ids[1], 0)->tables().table(0).pages().of(0)[0];
     const std::vector<std::byte> bytes(model->kv_shape.page.bytes(), std::byte{0xff});
-    desk.driver()->cache()->pool().store()->write(page, bytes);
+    desk.runner()->cache()->pool().store()->write(page, bytes);
     ASSERT_NO_FATAL_FAILURE(desk.run_to_end());
     for (int sample = 0; sample < (in_prompt ? 2 : 1); ++sample) {
       EXPECT_TRUE(desk.told(ids[1], sample).failed);

@@ -46,8 +46,9 @@ class SequenceViewTest : public ::testing::Test {
   Result<TokenView> view(const TokenQuery& query) { return view_tokens(queue_, *model()->tokenizer, query); }
   void poll() { ASSERT_TRUE(queue_.poll().ok()); }
 
-  std::shared_ptr<Driver> driver_ = std::make_shared<Driver>(model(), *new_cache(model(), std::uint64_t{1} << 28));
-  RequestQueue queue_{driver_};
+  std::shared_ptr<BatchRunner> runner_ =
+      std::make_shared<BatchRunner>(model(), *new_cache(model(), std::uint64_t{1} << 28));
+  RequestQueue queue_{runner_};
 
  private:
   static inline TemporaryFile* file_ = nullptr;

@@ -325,15 +325,15 @@ TEST(SessionAdmission, ACancelledTurnNeverEntersTheSession) {
 TEST(SessionAdmission, OthersGoOnWhileASessionIsLoaded) {
   const SessionFile file("full");
   const auto model = load(small_model(), {.threads = 1});
-  const auto driver = std::make_shared<Driver>(model, *new_cache(model, 64 * kMiB));
+  const auto runner = std::make_shared<BatchRunner>(model, *new_cache(model, 64 * kMiB));
   const auto image = *open_image(file.path(), *model);
   const auto columns = static_cast<int>(image->parts.pages.size());
   ASSERT_GT(columns, 4);
-  RequestQueue queue(driver);
+  RequestQueue queue(runner);
   queue.set_load_bytes(1);  // a column
   const auto submit = [&](RequestOptions options) {
     std::shared_ptr<KvCache> counting = std::move(*KvCache::create(model->kv_shape, 64 * kMiB));
-    options.session = *make_session(driver, *restore_session(image->parts, model, counting), image);
+    options.session = *make_session(runner, *restore_session(image->parts, model, counting), image);
     auto text = dynamic_cast<SessionBase*>(options.session.get())->begin(options);
     EXPECT_TRUE(text.ok());
     return queue.add(options, std::move(*text), *make_policy("full"), image->parts.head.chunk);
@@ -344,13 +344,13 @@ TEST(SessionAdmission, OthersGoOnWhileASessionIsLoaded) {
   other.generate = greedy(100);
   queue.add(other, *encode_request(*model, other), *make_policy("full"));
   ASSERT_TRUE(queue.poll().ok());
-  const std::uint64_t used = driver->cache()->budget().used();
+  const std::uint64_t used = runner->cache()->budget().used();
   const RequestId leaves = submit(SessionFile::next_turn());
   ASSERT_TRUE(queue.poll().ok());
-  EXPECT_GT(driver->cache()->budget().used(), used + file.bytes() / 2);
+  EXPECT_GT(runner->cache()->budget().used(), used + file.bytes() / 2);
   ASSERT_TRUE(queue.cancel(leaves).ok());
   ASSERT_TRUE(queue.poll().ok());
-  EXPECT_LT(driver->cache()->budget().used(), used + file.bytes() / 2);
+  EXPECT_LT(runner->cache()->budget().used(), used + file.bytes() / 2);
 
   const RequestId stays = submit(SessionFile::next_turn());
   int before = 0;  // passes of the other before the session's first
@@ -370,8 +370,8 @@ TEST(SessionAdmission, OthersGoOnWhileASessionIsLoaded) {
   }
   EXPECT_EQ(text, file.text());
   EXPECT_EQ(before, columns - 1) << "one column each";
-  EXPECT_EQ(driver->cache()->budget().used(), 0u);
-  driver->cache()->check_invariants({});
+  EXPECT_EQ(runner->cache()->budget().used(), 0u);
+  runner->cache()->check_invariants({});
 }
 
 // Prefixes that requests left hold all memory; a session that starts comes first.

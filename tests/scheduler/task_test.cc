@@ -4,7 +4,7 @@
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
-#include "scheduler/driver.h"
+#include "scheduler/batch_runner.h"
 #include "sequence/crowd.h"
 
 namespace kvasir::test {
@@ -19,9 +19,9 @@ struct Continued {
 
   // Gives up the sequence each time it has come to hold as many tokens as `releases` says.
   void run(const std::shared_ptr<LoadedModel>& model, const std::string& policy, std::span<const TokenIndex> releases) {
-    Driver driver(model, *new_cache(model, std::uint64_t{1} << 26));
+    BatchRunner runner(model, *new_cache(model, std::uint64_t{1} << 26));
     const auto start = [&] {
-      text.sequence = std::make_unique<Sequence>(model, driver.cache(), std::move(*make_policy(policy)));
+      text.sequence = std::make_unique<Sequence>(model, runner.cache(), std::move(*make_policy(policy)));
     };
     start();
     while (task.prepare()) {
@@ -29,13 +29,13 @@ struct Continued {
         in_chunk += text.sequence->in_chunk() ? 1 : 0;
         task.release();
         ++released;
-        EXPECT_EQ(driver.cache()->budget().used(), 0u);
+        EXPECT_EQ(runner.cache()->budget().used(), 0u);
         EXPECT_TRUE(task.prepare());
         start();
       }
       const kvasir::Turn turn{&task, 7};
-      rows += driver.plan(turn).rows;
-      const Status status = driver.pass({&turn, 1});
+      rows += runner.plan(turn).rows;
+      const Status status = runner.pass({&turn, 1});
       ASSERT_TRUE(status.ok()) << status.message();
       shown += task.take_text();
     }
@@ -99,19 +99,19 @@ struct Drawing {
     ways[4].sampling.temperature = 0.7F;
     ways[4].logprobs = 3;
     ways[5].max_tokens = 9;  // ends while the others go on
-    Driver driver(model, *new_cache(model, std::uint64_t{1} << 26));
+    BatchRunner runner(model, *new_cache(model, std::uint64_t{1} << 26));
     texts.resize(ways.size());
     for (std::size_t i = 0; i < ways.size(); ++i) {
       const std::vector<TokenId> prompt = random_tokens(20 + static_cast<int>(i), crowd_spec().vocab, i);
       tasks.emplace_back(&texts[i], prompt, Generation(*model->tokenizer, ways[i], {}, prompt));
-      texts[i].sequence = std::make_unique<Sequence>(model, driver.cache(), std::move(*make_policy("full")));
+      texts[i].sequence = std::make_unique<Sequence>(model, runner.cache(), std::move(*make_policy("full")));
     }
     for (;;) {
       std::vector<kvasir::Turn> turns;
       for (Task& task : tasks)
         if (task.prepare()) turns.push_back({.task = &task, .most_rows = 7, .prepares = prepares});
       if (turns.empty()) break;
-      const Status status = driver.pass(turns);
+      const Status status = runner.pass(turns);
       EXPECT_TRUE(status.ok()) << status.message();
       if (!status.ok()) break;
       for (const Task& task : tasks) drawn += task.generation().pending() ? 1 : 0;

@@ -411,7 +411,7 @@ TEST_P(StateGroups, PrefixesAreContinuedFromSnapshots) {
         EXPECT_GT(result_of(policy, " and more of it").cached, 0);
         const PrefixCache& prefixes = *desk.queue().prefixes();
         prefixes.check_invariants();
-        EXPECT_EQ(prefixes.evictable_bytes(), desk.driver()->cache()->budget().used() - prefixes.charged_bytes());
+        EXPECT_EQ(prefixes.evictable_bytes(), desk.runner()->cache()->budget().used() - prefixes.charged_bytes());
         for (int i = 0; i < 2000 && desk.queue().settling(); ++i) {
           static_cast<void>(desk.queue().poll());
           desk.queue().settle_tiers(std::chrono::milliseconds(5));

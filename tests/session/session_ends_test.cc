@@ -72,18 +72,18 @@ class FailingSession : public ::testing::Test {
   FailingSession()
       : file_(make_random_model(small_spec())),
         model_(load(file_.path(), {.threads = 1, .kv_type = "f32", .page_slots = 16})),
-        driver_(std::make_shared<Driver>(model_, *new_cache(model_, std::uint64_t{1} << 26))),
-        session_(make_session(driver_, std::move(*make_policy("full")))) {
+        runner_(std::make_shared<BatchRunner>(model_, *new_cache(model_, std::uint64_t{1} << 26))),
+        session_(make_session(runner_, std::move(*make_policy("full")))) {
     EXPECT_TRUE(session_->read("the house and the river, and the man").ok());
   }
 
   // Writes NaN to the first page that `of` accepts.
   bool damage(const std::function<bool(PageId page, std::uint32_t references)>& of) {
-    const PagePool& pool = driver_->cache()->pool();
+    const PagePool& pool = runner_->cache()->pool();
     for (std::uint32_t page = 0; page < 200; ++page) {
       if (!of(PageId{page}, pool.references(PageId{page}))) continue;
       const std::vector<std::byte> bytes(model_->kv_shape.page.bytes(), std::byte{0xff});
-      driver_->cache()->pool().store()->write(PageId{page}, bytes);
+      runner_->cache()->pool().store()->write(PageId{page}, bytes);
       return true;
     }
     return false;
@@ -103,7 +103,7 @@ class FailingSession : public ::testing::Test {
   const GenerateOptions options_{.max_tokens = 40, .ignore_eos = true, .sampling = {.seed = 7}};
   TemporaryFile file_;
   std::shared_ptr<LoadedModel> model_;
-  std::shared_ptr<Driver> driver_;
+  std::shared_ptr<BatchRunner> runner_;
   std::unique_ptr<Session> session_;
 };
 
@@ -115,15 +115,15 @@ TEST_F(FailingSession, EveryCallAfterANaNSaysSo) {
 
 TEST_F(FailingSession, EveryCallAfterAPassGivenUpSaysSo) {
   for (const bool reading : {true, false}) {
-    session_ = make_session(driver_, std::move(*make_policy("h2o:budget=40,recent=10")));
+    session_ = make_session(runner_, std::move(*make_policy("h2o:budget=40,recent=10")));
     ASSERT_TRUE(session_->read("the house and the river").ok());
-    driver_->step().set_watch([](const Sequence&) { throw std::bad_alloc(); });
+    runner_->step().set_watch([](const Sequence&) { throw std::bad_alloc(); });
     const Status status = reading ? session_->read("and the man") : session_->generate(options_, {}).status();
     EXPECT_EQ(status.code(), StatusCode::kResourceExhausted) << status.message();
-    driver_->step().set_watch({});
+    runner_->step().set_watch({});
     expect_every_call_says(StatusCode::kResourceExhausted);
   }
-  session_ = make_session(driver_, std::move(*make_policy("full")));
+  session_ = make_session(runner_, std::move(*make_policy("full")));
   ASSERT_TRUE(session_->read("the house").ok());
   EXPECT_TRUE(session_->generate(options_, {}).ok()) << "others go on";
 }
@@ -132,7 +132,7 @@ TEST_F(FailingSession, ASampleThatFailsDoesSoAlone) {
   const std::vector<GenerateResult> expected = *session_->sample(options_, 3, {});
   std::vector<PageId> own;  // the session's
   for (std::uint32_t page = 0; page < 200; ++page)
-    if (driver_->cache()->pool().references(PageId{page}) > 0) own.push_back(PageId{page});
+    if (runner_->cache()->pool().references(PageId{page}) > 0) own.push_back(PageId{page});
   bool damaged = false;
   int heard = 0;
   const auto results = session_->sample(options_, 3, [&](std::size_t, std::string_view) {

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "generation/log_probabilities.h"
-#include "scheduler/driver.h"
+#include "scheduler/batch_runner.h"
 #include "sequence/policy_cases.h"
 #include "session/beam_search.h"
 #include "support/engine_fixture.h"
@@ -113,13 +113,13 @@ struct Sample {
 };
 
 void run_samples(const Loaded& base, std::span<const std::unique_ptr<Sample>> samples) {
-  Driver driver(base.model, base.cache);
+  BatchRunner runner(base.model, base.cache);
   for (;;) {
     std::vector<kvasir::Turn> turns;
     for (const auto& sample : samples)
       if (sample->task.prepare()) turns.push_back({&sample->task});
     if (turns.empty()) break;
-    ASSERT_TRUE(driver.pass(turns).ok());
+    ASSERT_TRUE(runner.pass(turns).ok());
   }
   for (const auto& sample : samples) {
     ASSERT_TRUE(sample->task.status().ok());
@@ -168,12 +168,12 @@ TEST(ParallelSamples, OnlyTasksThatMayBeRecomputedKeepTheirTokens) {
   EXPECT_EQ(samples[0]->text.newest.size(), 30u);
   EXPECT_EQ(samples[0]->task.known_tokens(), 0);
 
-  Driver driver(base.model, base.cache);
+  BatchRunner runner(base.model, base.cache);
   TextState text;
   const auto prompt = random_tokens(20, sharing_spec().vocab, 3);
   Task task(&text, prompt, Generation(*base.model->tokenizer, {.max_tokens = 30, .ignore_eos = true}, {}, prompt));
   text.sequence = std::make_unique<Sequence>(base.model, base.cache, std::move(*make_policy("full")));
-  while (task.prepare()) ASSERT_TRUE(driver.pass(task).ok());
+  while (task.prepare()) ASSERT_TRUE(runner.pass(task).ok());
   EXPECT_EQ(task.known_tokens(), 50);
   EXPECT_EQ(text.newest.size(), 50u);
 }

@@ -1,4 +1,4 @@
-#include "scheduler/driver.h"
+#include "scheduler/batch_runner.h"
 
 #include <exception>
 
@@ -6,14 +6,14 @@
 
 namespace kvasir {
 
-std::vector<StepRequest> Driver::requests_of(std::span<const Turn> turns) {
+std::vector<StepRequest> BatchRunner::requests_of(std::span<const Turn> turns) {
   std::vector<StepRequest> requests;
   requests.reserve(turns.size());
   for (const Turn& turn : turns) requests.push_back({&turn.task->sequence(), turn.task->input(turn.most_rows)});
   return requests;
 }
 
-Status Driver::pass(std::span<const Turn> turns) {
+Status BatchRunner::pass(std::span<const Turn> turns) {
   const std::vector<StepRequest> requests = requests_of(turns);
   std::vector<StepResult> results(requests.size());
   std::vector<std::exception_ptr> failures(requests.size());  // nothing may throw between the step and take()

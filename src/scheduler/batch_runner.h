@@ -21,9 +21,9 @@ struct Turn {
   bool prepares = false;
 };
 
-class Driver {
+class BatchRunner {
  public:
-  Driver(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache)
+  BatchRunner(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache)
       : model_(model), cache_(cache), step_(std::move(model), std::move(cache)) {}
 
   // Returns what a pass would run and take. Changes nothing.
