@@ -113,13 +113,6 @@ void TableColumns::reserve(std::int64_t columns) {
   columns_.reserve(count);
 }
 
-std::uint64_t TableColumns::bytes_of_column(int lanes, int slots, const PageTableLayout& layout) {
-  return sizeof(Column) + static_cast<std::size_t>(lanes) * sizeof(PageId) +
-         (layout.lists ? static_cast<std::size_t>(slots) * sizeof(std::uint32_t) : 0) +
-         (layout.encoded() ? static_cast<std::size_t>(slots) : 0) + sizeof(std::uint32_t) +
-         (layout.runs() > 1 ? sizeof(std::uint32_t) : 0);
-}
-
 std::uint64_t TableColumns::allocated_bytes() const {
   const auto bytes_of = [](const auto& values) { return values.capacity() * sizeof(values[0]); };
   return bytes_of(layout_.run_capacities) + pages_.allocated_bytes() + bytes_of(columns_) + bytes_of(offsets_) +

@@ -137,7 +137,6 @@ class TableColumns {
   // Grows the arrays; the capacity last, where an allocation throws.
   void reserve(std::int64_t columns);
   std::int64_t capacity() const { return static_cast<std::int64_t>(columns_.capacity()); }
-  static std::uint64_t bytes_of_column(int lanes, int slots, const PageTableLayout& layout);  // in the arrays
   std::uint64_t allocated_bytes() const;
 
  private:

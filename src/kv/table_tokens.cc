@@ -333,11 +333,14 @@ std::uint64_t TableTokens::bytes_at(int lanes, int slots, const PageTableLayout&
   std::int64_t entries = entry_capacity(capacity, 0, slots, layout.most_frames());
   for (const std::int64_t run : layout.run_capacities)
     entries += entry_capacity(capacity, run, slots, layout.most_frames());
+  const std::size_t per_slot = (layout.lists ? sizeof(std::uint32_t) : 0) + (layout.encoded() ? 1 : 0);
+  const std::size_t per_column = sizeof(Column) + static_cast<std::size_t>(lanes) * sizeof(PageId) +
+                                 static_cast<std::size_t>(slots) * per_slot +
+                                 (layout.runs() > 1 ? 2 : 1) * sizeof(std::uint32_t);  // free and spare handles
+  const std::size_t per_entry = sizeof(PageEntry) + (layout.original_positions ? sizeof(TokenIndex) : 0);
   return static_cast<std::size_t>(layout.most_frames()) * sizeof(Frame) +
          static_cast<std::size_t>(layout.runs()) * sizeof(Run) + layout.run_capacities.size() * sizeof(std::int64_t) +
-         static_cast<std::uint64_t>(capacity) * TableColumns::bytes_of_column(lanes, slots, layout) +
-         static_cast<std::uint64_t>(entries) *
-             (sizeof(PageEntry) + (layout.original_positions ? sizeof(TokenIndex) : 0));
+         static_cast<std::uint64_t>(capacity) * per_column + static_cast<std::uint64_t>(entries) * per_entry;
 }
 
 void TableTokens::reserve(std::int64_t capacity) {
