@@ -39,21 +39,22 @@ class ChunkReader {
         rotations_(rows_) {}
 
   ChunkKv read(const PageTable& table, bool keys, bool values) {
-    const auto lanes = static_cast<std::size_t>(table.lanes());
+    const auto lanes = static_cast<std::size_t>(table.pages().lanes());
     keys_.resize(keys ? lanes * rows_ * dim_ : 0);
     values_.resize(values ? lanes * rows_ * dim_ : 0);
     std::size_t left = rows_;
-    const PageTable::Frame& frame = table.newest_frame();
+    const PageTable::Frame& frame = table.frames().back();
     const std::span<const PageEntry> entries = table.entries_of(frame);
     for (auto entry = entries.rbegin(); entry != entries.rend() && left > 0; ++entry) {
       const std::uint32_t column = entry->column;
-      const SlotMask slots = entry->live & table.slots_of(column, chunk_.first, chunk_.end());
+      const SlotMask slots = entry->live & table.columns().slots_of(column, chunk_.first, chunk_.end());
       if (slots == 0) continue;
       left -= static_cast<std::size_t>(std::popcount(slots));
-      for_each(table, column, slots,
-               [&](int slot, std::size_t row) { rotations_[row] = table.stored_rotation(column, slot, frame); });
+      for_each(table, column, slots, [&](int slot, std::size_t row) {
+        rotations_[row] = table.tokens().stored_rotation(column, slot, frame);
+      });
       for (std::size_t lane = 0; lane < lanes; ++lane) {
-        const PageId page = table.pages_of(column)[lane];
+        const PageId page = table.pages().of(column)[lane];
         const auto copy = [&](std::vector<float>& to) {
           for_each(table, column, slots, [&](int slot, std::size_t row) {
             std::copy_n(page_.data() + static_cast<std::size_t>(slot) * dim_, dim_,
@@ -65,7 +66,7 @@ class ChunkReader {
       }
     }
     KVASIR_CHECK(left == 0);
-    return {table.lanes(), chunk_.rows, static_cast<int>(dim_), keys_, values_, rotations_};
+    return {table.pages().lanes(), chunk_.rows, static_cast<int>(dim_), keys_, values_, rotations_};
   }
 
  private:
@@ -73,7 +74,7 @@ class ChunkReader {
   void for_each(const PageTable& table, std::uint32_t column, SlotMask slots, Visit&& visit) const {
     for (; slots != 0; slots &= slots - 1) {
       const int slot = std::countr_zero(slots);
-      visit(slot, static_cast<std::size_t>(table.index(column, slot) - chunk_.first));
+      visit(slot, static_cast<std::size_t>(table.columns().index(column, slot) - chunk_.first));
     }
   }
 

@@ -53,10 +53,11 @@ std::uint64_t SlotBiases::bytes_for(const KvCacheShape& shape, const KvSequence&
 void SlotBiases::describe(const KvSequence& tables, int t, TokenIndex first, BatchTable* out) {
   if (policy_ == nullptr) return;
   const PageTable& table = tables.table(t);
-  const auto lanes = static_cast<std::size_t>(table.lanes()), slots = static_cast<std::size_t>(table.format().slots);
+  const auto lanes = static_cast<std::size_t>(table.pages().lanes()),
+             slots = static_cast<std::size_t>(table.pages().format().slots);
   const auto entries = static_cast<std::size_t>(entries_of(table));
   const std::int64_t tokens = table.length() - (table.next_index() - first);  // before the chunk
-  KVASIR_CHECK(table.lists() && tokens >= 0);
+  KVASIR_CHECK(table.layout().lists && tokens >= 0);
   std::vector<float> of_tokens(static_cast<std::size_t>(tokens));
   Table own;
   for (std::size_t lane = 0; lane < lanes; ++lane) {

@@ -114,16 +114,16 @@ void expect_those_of_pages(const PageStore& store, const KvSequence& sequence, c
   std::int64_t compared = 0;
   for (int t = 0; t < sequence.governed_tables(); ++t) {
     const PageTable& table = sequence.table(t);
-    const auto lanes = static_cast<std::size_t>(table.lanes());
+    const auto lanes = static_cast<std::size_t>(table.pages().lanes());
     for (const auto& frame : table.frames())
       for (const PageEntry& entry : table.entries_of(frame))
         for (std::size_t lane = 0; lane < lanes; ++lane)
           for (const auto* side : {&shown.keys, &shown.values}) {
-            const PageId id = table.pages_of(entry.column)[lane];
+            const PageId id = table.pages().of(entry.column)[lane];
             side == &shown.keys ? store.read_keys(id, page.data()) : store.read_values(id, page.data());
             for (SlotMask rest = entry.live; rest != 0; rest &= rest - 1) {
               const int slot = std::countr_zero(rest);
-              const TokenIndex token = table.index(entry.column, slot);
+              const TokenIndex token = table.columns().index(entry.column, slot);
               const std::vector<float>& floats = side->at({t, token});
               const std::size_t dim = floats.size() / lanes;
               const auto first = page.begin() + static_cast<std::ptrdiff_t>(dim) * slot;
