@@ -152,7 +152,7 @@ TEST_F(Errors, RunOptions) {
            "unknown KV type 'q5'; the types are: f32, f16, bf16, q8, q4, q4o, q3, q2 [--kv-type]"},
           {{"--kv-type", "k=q8"},
            2,
-           "KV type 'k=q8': it names no type for values; write for example q8, or k=q8,v=q4 for keys and values apart, "
+           "KV type 'k=q8': it names no type for values; write for example q8, or k=q8,v=q4 for keys and values, "
            "or q4,recent=64,rotate=k [--kv-type]"},
           {{"--kv-memory", "abc"}, 2, "--kv-memory: 'abc' is no size" + kSize + see("run")},
           {{"--kv-memory", "1"}, 2, "a KV memory of 1 byte" + kNoPage},
