@@ -195,7 +195,7 @@ Status FollowerHeads::make_room(const PolicyChunk& chunk) {
     // The prompt that it gave its rows up for was given up itself.
     drop_work();
     KVASIR_RETURN_IF_ERROR(take_hot(heads_.chosen()));
-    for (Cluster& cluster : clusters_) choose(cluster, chunk, cold_, nullptr);
+    for (Cluster& cluster : clusters_) choose_rows(cluster, chunk, cold_, nullptr);
     lacks_hot_ = false;
     return {};
   }
@@ -324,7 +324,7 @@ void FollowerHeads::fetch(int layer) {
 void FollowerHeads::choose_after(int layer) {
   for (Cluster& cluster : clusters_)
     if (cluster.layer >= chosen_layers_ && cluster.layer < layer)
-      choose(cluster, {chunk_.end(), 1, false, 0}, cold_, nullptr);
+      choose_rows(cluster, {chunk_.end(), 1, false, 0}, cold_, nullptr);
   chosen_layers_ = layer;
 }
 
@@ -366,7 +366,7 @@ void FollowerHeads::keep(const PolicyChunk& chunk, const KvSequence& tables) {
     return;
   }
   if (chooses)
-    for (Cluster& cluster : clusters_) choose(cluster, next, leaves_, &tables);
+    for (Cluster& cluster : clusters_) choose_rows(cluster, next, leaves_, &tables);
   std::erase_if(writing_, [this](const std::shared_ptr<ColdBlock>& block) {
     if (block->state() == ColdBlock::State::kFailed && status_.ok()) status_ = not_written(block->status());
     return block->state() != ColdBlock::State::kQueued;

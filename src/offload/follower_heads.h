@@ -103,7 +103,7 @@ class FollowerHeads final : public OffloadedPages {
   Status resize_lists(std::int64_t tokens);
   std::int64_t most_chosen(const PolicyChunk& chunk) const;
   void write_columns(Cluster& cluster, const KvSequence& tables, std::int64_t first, std::int64_t end);
-  void choose(Cluster& cluster, const PolicyChunk& next, TokenIndex end, const KvSequence* tables);
+  void choose_rows(Cluster& cluster, const PolicyChunk& next, TokenIndex end, const KvSequence* tables);
   void choose_after(int layer);
   void begin_work(int layer);
   static Status not_written(const Status& why);

@@ -87,7 +87,7 @@ void FollowerHeads::end_fetches(std::vector<std::shared_ptr<ColdFetch>>& fetches
 
 // What a cluster reads of the tokens before `end` when the token of `next` runs comes to be hot: from the tables, of
 // columns that are about to leave them, or from the file.
-void FollowerHeads::choose(Cluster& cluster, const PolicyChunk& next, TokenIndex end, const KvSequence* tables) {
+void FollowerHeads::choose_rows(Cluster& cluster, const PolicyChunk& next, TokenIndex end, const KvSequence* tables) {
   ranges_.clear();
   missing_.clear();
   KVASIR_CHECK(unread_.reads(next, cluster.tables.front(), ranges_));

@@ -263,7 +263,7 @@ std::string LoadedModel::arithmetic_id(const PageFormat& format) const {
   for (const LayerSpec& layer : config.layers)
     if (layer.state) mixers.push_back(layer.state->mixer->arithmetic_id());
   std::ranges::sort(mixers);
-  mixers.erase(std::ranges::unique(mixers).begin(), mixers.end());
+  mixers.erase(std::unique(mixers.begin(), mixers.end()), mixers.end());
   return mixers.empty() ? id : fmt::format("{}{}{}", id, kStatesOfId, fmt::join(mixers, "+"));
 }
 
