@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstring>
+#include <new>
 #include <span>
 
 #include "base/aligned_buffer.h"
@@ -22,7 +23,13 @@ class LayerStates {
   Status take() {
     if (untaken() == 0) return {};
     if (!charge_.try_resize(all_)) return kv_memory_full(*budget_, all_);
-    if (has_memory_) std::memset(memory_.ensure(all_), 0, all_);
+    if (!has_memory_) return {};
+    try {
+      std::memset(memory_.ensure(all_), 0, all_);
+    } catch (const std::bad_alloc&) {
+      static_cast<void>(charge_.try_resize(0));
+      throw;
+    }
     return {};
   }
   std::uint64_t untaken() const { return all_ - bytes(); }

@@ -174,7 +174,8 @@ class ComposedPolicy final : public RetentionPolicy, public ObservesMasses, publ
 };
 
 Result<std::unique_ptr<RetentionPolicy>> part_of(const RetentionPolicy& policy, PolicyPart part) {
-  if (const JoinsAnother* joins = policy.joins_another()) return joins->as_part(part);
+  const bool alone = policy.weighs_slots() != nullptr || policy.sums_queries() != nullptr;
+  if (const JoinsAnother* joins = policy.joins_another(); joins != nullptr && !alone) return joins->as_part(part);
   return invalid_argument("policy '{}' cannot be part of a composition; use it alone", policy.traits().spec);
 }
 

@@ -317,16 +317,16 @@ Result<LoadedSession> restore_session(const SessionParts& parts, const std::shar
   const PageFormat format = cache->shape().with(codec.codec).page;
   const std::string own = model->arithmetic_id(format);
   session.other_arithmetic = session.head.arithmetic != own;
-  // The part behind the kernel table's name: the layout of encoded pages depends on it.
-  const auto version = [](std::string_view id) { return id.substr(std::min(id.find('/'), id.size())); };
-  if (format.encoded() && version(session.head.arithmetic) != version(own))
-    return unsupported("the session file has encoded pages of another layout; use the version of Kvasir that wrote it");
   const auto mixers = [](std::string_view id) {
     return id.substr(std::min(id.find(LoadedModel::kStatesOfId), id.size()));
   };
   if (mixers(session.head.arithmetic) != mixers(own))
     return unsupported(
         "the session file has layers' states of another layout; use the version of Kvasir that wrote it");
+  // The part behind the kernel table's name: the layout of encoded pages depends on it.
+  const auto version = [](std::string_view id) { return id.substr(std::min(id.find('/'), id.size())); };
+  if (format.encoded() && version(session.head.arithmetic) != version(own))
+    return unsupported("the session file has encoded pages of another layout; use the version of Kvasir that wrote it");
   session.sequence = std::make_unique<Sequence>(model, cache, std::move(policy), codec.codec);
   KVASIR_RETURN_IF_ERROR(restore_state(parts.state, *model, &session));
   std::size_t next = 0;

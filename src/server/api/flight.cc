@@ -301,6 +301,7 @@ void Flight::end_without_memory() {
     fail(503, exhausted("the server has no memory left for the answer; try again later"), "no_memory");
   } catch (const std::bad_alloc&) {
     over_ = cancelled_ = true;
+    release_all();
     exchange_.answer.reset();
   }
 }

@@ -70,6 +70,7 @@ void FlightRecord::note_times_so_far() {
 
 void FlightRecord::report_finished(std::string_view finish_reason, int http, std::string policy,
                                    const Samples& samples) {
+  if (std::exchange(finished_, true)) return;
   const GenerateResult& result = samples.first().result;
   record_.finish_reason = finish_reason;
   record_.http = http;

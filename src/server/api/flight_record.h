@@ -43,6 +43,7 @@ class FlightRecord {
   std::string address_;
   RequestRecord record_;
   bool began_ = false;
+  bool finished_ = false;          // report_finished was called: later calls do nothing
   Clock::time_point first_event_;  // if so: when that was told
   Clock::time_point arrived_ = Clock::now();
   Clock::time_point progress_told_ = arrived_;

@@ -21,7 +21,7 @@ void ClientWatch::begin(const Tell& tell) {
     if (number_ != number) return;
     char byte = 0;
     const auto got = error ? -1 : ::recv(socket_.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-    if (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return tell(Sign::kGone);
+    if (error || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK)) return tell(Sign::kGone);
     // Where bytes stay unread, beat() asks from now on, so that they do not wake this up for ever.
     if (got != 0) return;
     tell(Sign::kShut);
