@@ -121,7 +121,7 @@ class Backend {
 
   // -- A pass --
 
-  // What all operations up to the next begin refer to. `store` holds the batch's pages.
+  // The batch that all operations up to the next begin refer to. `store` holds the batch's pages.
   struct Pass {
     const Batch* batch = nullptr;
     PageStore* store = nullptr;

@@ -112,7 +112,7 @@ struct LayerLanes {
   int first_table = 0;  // among the sequence's tables
   int tables = 1;       // 1, or one a KV head; 0: the layer has a state instead
   int first_lane = 0;
-  // What the sequence's listener, selector and offloaded pages call the layer; -1: they have nothing to do with it.
+  // The number of the layer for the sequence's listener, selector and offloaded pages; -1: none of them knows it.
   int observed_as = -1;
   std::uint64_t state = 0;  // of a layer with a state: its place in BatchSequence::states, in bytes
 };

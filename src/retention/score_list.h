@@ -118,8 +118,9 @@ class ScoreList {
   // The largest front_.
   static constexpr std::size_t kMostFront = 24;
 
-  // Unused elements at the begin of tokens_ and of each column. A single token is dropped by moving those before it up
-  // if they are fewer than those behind it: attention spares the newest, so that most that leave stand near the begin.
+  // Unused elements at the begin of tokens_ and of each array of values. A single token is dropped by moving those
+  // before it up if they are fewer than those behind it: attention spares the newest, so that most that leave stand
+  // near the begin.
   std::size_t front_ = 0;
   // Places [0, all_), then what was dropped since the last hand_over: a token never needs room twice.
   std::vector<TokenIndex> tokens_;

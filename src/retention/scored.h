@@ -112,8 +112,8 @@ class ScoredPolicy : public RetentionPolicy, public ObservesMasses, public Reads
  protected:
   explicit ScoredPolicy(const Traits& traits);
 
-  // Receives a row's mass on all tokens that it sees; mass[i] belongs to place i. The default adds it to column 0. Not
-  // called for policies with by_row: there column 0 holds the current row's mass when prune is called.
+  // Receives a row's mass on all tokens that it sees; mass[i] belongs to place i. The default adds it to values(). Not
+  // called for policies with by_row: there values() is the current row's mass when prune is called.
   virtual void score(ScoreList& list, const Step& step, std::span<const double> mass);
 
   // Receives the key and the value of the step's token, which is row step.row of `kv`; its numbers are at `place`.

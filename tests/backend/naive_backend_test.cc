@@ -10,7 +10,7 @@
 #include "backend/naive_model.h"
 #include "backend/page_doubles.h"
 #include "sequence/crowd.h"
-#include "session/session_file.h"
+#include "session/through_a_file.h"
 #include "support/families.h"
 
 namespace kvasir::test {
@@ -389,14 +389,10 @@ TEST(NaiveBackend, ASessionGoesOnFromItsFile) {
       const auto runner = new_runner(model, policy);
       const Text text(90, 10, 4);
       run_text(*runner, text, 20);
-      const TemporaryFile session(std::vector<std::byte>{});
-      ASSERT_TRUE(save_session(session.path(), runner->whole(), 0, {}).ok());
-      auto loaded = load_session(session.path(), model, [&](const SessionHead&, const RetentionPolicy&) {
-        return new_cache(model, std::uint64_t{1} << 26);
-      });
-      ASSERT_TRUE(loaded.ok()) << loaded.status().message();
-      EXPECT_FALSE(loaded->other_arithmetic);
-      SequenceRunner again(std::move(loaded->sequence));
+      LoadedSession loaded = through_a_file(runner->whole(), 0, model);
+      ASSERT_NE(loaded.sequence, nullptr);
+      EXPECT_FALSE(loaded.other_arithmetic);
+      SequenceRunner again(std::move(loaded.sequence));
       EXPECT_TRUE(same_bits(run_text(again, text, 20), run_text(*runner, text, 20)));
     }
   }

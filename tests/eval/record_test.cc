@@ -159,6 +159,19 @@ TEST_F(Record, ReplayKeepsWhatTheEngineHeld) {
   EXPECT_EQ(by_table, static_cast<int>(kSmall.size() + kSmallOfPrompts.size()));
 }
 
+// Parts that evict ranges evict single tokens in a composition: what a row sees is what the tables held before it.
+TEST_F(Record, CompositionsOfRangesAreReplayedAsTheyRan) {
+  for (const std::string policy : {"full+streaming:sinks=2,window=18", "window:size=30+streaming:sinks=2,window=18"})
+    for (const auto& [prefill, chunk] : std::vector<std::pair<int, int>>{{50, 13}, {50, 50}, {20, 1}}) {
+      SCOPED_TRACE(fmt::format("{} prefill {} chunk {}", policy, prefill, chunk));
+      const ObservedTextOptions options{policy, prefill, chunk};
+      const auto [result, trace] = record(60, options);  // the context has 64
+      ASSERT_NE(trace, nullptr);
+      EXPECT_EQ(replayed(*trace, policy, options), result.final);
+      EXPECT_EQ(result.final.front().front().size(), 20u);
+    }
+}
+
 // Once a prompt has ended, keeps the tokens of each KV head whose keys and values are the largest in the directions of
 // its queries' mean and covariance: whatever it is shown takes part.
 class JudgeAtEnd final : public RetentionPolicy, public ReadsKv, public SumsQueries {

@@ -274,6 +274,28 @@ TEST(Composed, WhatDoesNotGoTogetherIsRefused) {
   expect_refused("window:size=+3", {"size=+3", "whole number"});
 }
 
+// Scores nothing; asks for sums of queries, which no composition passes on.
+class SummingPolicy final : public ScoredPolicy, public SumsQueries {
+ public:
+  SummingPolicy() : ScoredPolicy(Traits{.spec = "summing", .reduction = MassReduction::kSum}) {}
+  std::optional<std::int64_t> bound() const override { return std::nullopt; }
+  std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<SummingPolicy>(*this); }
+  const SumsQueries* sums_queries() const override { return this; }
+  bool wants_queries(const PolicyChunk&, int) const override { return true; }
+  void read_queries(const PolicyChunk&, int, const QuerySums&) override {}
+
+ private:
+  void prune(ScoreList&, const Step&) override {}
+};
+
+TEST(Composed, PoliciesThatSumQueriesStandAlone) {
+  const auto full = std::move(*make_policy("full"));
+  for (const auto& composed : {compose(SummingPolicy(), *full), compose(*full, SummingPolicy())}) {
+    EXPECT_EQ(composed.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(composed.status().message(), "policy 'summing' cannot be part of a composition; use it alone");
+  }
+}
+
 TEST(Composed, BehavesAsEveryScoredPolicy) {
   for (const char* spec :
        {"snapkv:budget=20,window=6+lethe:tau=4,start=30", "cake:budget=20,window=6+h2o:budget=25,recent=5",

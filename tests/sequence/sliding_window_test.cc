@@ -8,7 +8,7 @@
 #include "kv/table.h"
 #include "planning/memory_plan.h"
 #include "sequence/policy_cases.h"
-#include "session/session_file.h"
+#include "session/through_a_file.h"
 #include "support/engine_fixture.h"
 
 namespace kvasir::test {
@@ -98,8 +98,6 @@ TEST_F(SlidingWindow, PagesAreGivenBackAndLogitsKeepTheirBits) {
 
 TEST_F(SlidingWindow, ForksAndSessionsContinueWithTheSameBits) {
   const auto model = load_with(16);
-  const std::string path =
-      (std::filesystem::temp_directory_path() / fmt::format("kvasir-window-{}", ::getpid())).string();
   for (const std::string& policy : kPolicies) {
     SCOPED_TRACE(policy);
     const Text text(150, 20, 5), more(80, 40, 7);
@@ -110,12 +108,9 @@ TEST_F(SlidingWindow, ForksAndSessionsContinueWithTheSameBits) {
     ASSERT_FALSE(runner->sequence().only_table().tokens().given_back.empty());
     auto fork = runner->fork();
     ASSERT_TRUE(fork.ok());
-    ASSERT_TRUE(save_session(path, runner->whole(), 32, {}).ok());
-    auto loaded = load_session(path, model, [&](const SessionHead&, const RetentionPolicy&) {
-      return Result<std::shared_ptr<KvCache>>(cache_of(model, kWindow));
-    });
-    ASSERT_TRUE(loaded.ok()) << loaded.status().message();
-    SequenceRunner again(std::move(loaded->sequence));
+    LoadedSession loaded = through_a_file(runner->whole(), 32, model, cache_of(model, kWindow));
+    ASSERT_NE(loaded.sequence, nullptr);
+    SequenceRunner again(std::move(loaded.sequence));
     EXPECT_EQ(again.whole().truncatable_from(), runner->whole().truncatable_from());
     EXPECT_EQ(retained_ids(again.sequence().only_table()), retained_ids(runner->sequence().only_table()));
     const std::vector<float> expected = run_text(*reference, more, 32);
@@ -125,7 +120,6 @@ TEST_F(SlidingWindow, ForksAndSessionsContinueWithTheSameBits) {
     const std::vector<const KvSequence*> all = {&runner->sequence(), &(*fork)->sequence()};
     cache->check_invariants(all);
   }
-  std::filesystem::remove(path);
 }
 
 // A text cut to truncatable_from() tokens finds all that its next token attends to; one token less, and it would not.

@@ -18,6 +18,7 @@
 #include "server/api/kv_report_json.h"
 #include "session/session_blocks.h"
 #include "session/session_file.h"
+#include "session/through_a_file.h"
 #include "support/decay_mixer.h"
 #include "support/engine_fixture.h"
 #include "tiers/disk_store.h"
@@ -168,8 +169,6 @@ TEST_P(StateGroups, PoliciesThatMoveKeysElsewhereSeeOnlyLayersWithKeys) {
 
 // What a session, a fork and a stored snapshot of a sequence go on with.
 TEST_P(StateGroups, ForksSessionsAndSnapshotsContinueWithTheSameBits) {
-  const std::string path =
-      (std::filesystem::temp_directory_path() / fmt::format("kvasir-states-{}", ::getpid())).string();
   for (const char* type : {"f16", "q4"}) {
     const auto model = load_with(type);
     for (const std::string& policy : policies()) {
@@ -183,12 +182,9 @@ TEST_P(StateGroups, ForksSessionsAndSnapshotsContinueWithTheSameBits) {
       EXPECT_EQ(states_of(**fork), states_of(*runner));
       EXPECT_NE((*fork)->sequence().states().memory().data(), runner->sequence().states().memory().data());
 
-      ASSERT_TRUE(save_session(path, runner->whole(), 32, {}).ok());
-      auto loaded = load_session(path, model, [&](const SessionHead&, const RetentionPolicy&) {
-        return new_cache(model, std::uint64_t{1} << 26);
-      });
-      ASSERT_TRUE(loaded.ok()) << loaded.status().message();
-      SequenceRunner again(std::move(loaded->sequence));
+      LoadedSession loaded = through_a_file(runner->whole(), 32, model);
+      ASSERT_NE(loaded.sequence, nullptr);
+      SequenceRunner again(std::move(loaded.sequence));
       EXPECT_EQ(again.whole().truncatable_from(), 110);
 
       const BlobKey key{image_lineage(*model, model->kv_shape, policy), {}, {}};
@@ -209,7 +205,6 @@ TEST_P(StateGroups, ForksSessionsAndSnapshotsContinueWithTheSameBits) {
       }
     }
   }
-  std::filesystem::remove(path);
 }
 
 TEST_P(StateGroups, DamagedStatesAreRefused) {

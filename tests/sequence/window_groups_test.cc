@@ -10,7 +10,7 @@
 #include "planning/memory_plan.h"
 #include "requests/request_desk.h"
 #include "sequence/policy_cases.h"
-#include "session/session_file.h"
+#include "session/through_a_file.h"
 #include "support/engine_fixture.h"
 
 namespace kvasir::test {
@@ -112,8 +112,6 @@ TEST_F(WindowGroups, ChunksChangeNoBits) {
 }
 
 TEST_F(WindowGroups, ForksAndSessionsContinueWithTheSameBits) {
-  const std::string path =
-      (std::filesystem::temp_directory_path() / fmt::format("kvasir-groups-{}", ::getpid())).string();
   for (const char* type : {"f16", "q4"}) {
     const auto model = load_with(16, type);
     for (const std::string& policy : policies()) {
@@ -124,12 +122,9 @@ TEST_F(WindowGroups, ForksAndSessionsContinueWithTheSameBits) {
       run_text(*reference, text, 32);
       auto fork = runner->fork();
       ASSERT_TRUE(fork.ok());
-      ASSERT_TRUE(save_session(path, runner->whole(), 32, {}).ok());
-      auto loaded = load_session(path, model, [&](const SessionHead&, const RetentionPolicy&) {
-        return new_cache(model, std::uint64_t{1} << 26);
-      });
-      ASSERT_TRUE(loaded.ok()) << loaded.status().message();
-      SequenceRunner again(std::move(loaded->sequence));
+      LoadedSession loaded = through_a_file(runner->whole(), 32, model);
+      ASSERT_NE(loaded.sequence, nullptr);
+      SequenceRunner again(std::move(loaded.sequence));
       EXPECT_EQ(again.whole().truncatable_from(), runner->whole().truncatable_from());
       EXPECT_EQ(retained_ids(window_of(again)), retained_ids(window_of(*runner)));
       const std::vector<float> expected = run_text(*reference, more, 32);
@@ -138,7 +133,6 @@ TEST_F(WindowGroups, ForksAndSessionsContinueWithTheSameBits) {
       EXPECT_TRUE(same_bits(run_text(*runner, more, 32), expected));
     }
   }
-  std::filesystem::remove(path);
 }
 
 TEST_F(WindowGroups, ThePlanIsThePeakOfAllGroupsTogether) {

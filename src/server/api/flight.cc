@@ -257,7 +257,7 @@ void Flight::add_extras(Json& answer) const {
   answer["session"]["bytes"] = session_.saved_bytes();
 }
 
-// `kv`: of the session now.
+// The server shuts down while the answer is under way.
 void Flight::cut_off() {
   if (over_) return;
   if (samples_.parts().empty()) {

@@ -34,8 +34,7 @@ Result<SessionOptions> fresh_session(const RequestOptions& options, const std::s
 
 }  // namespace
 
-// Its own limits are not the server's lack of memory or disk, and neither is the
-// length of its context.
+// A session's own limits, and the length of its context, are not the server's lack of memory or disk.
 SessionFault fault_of_session(const Status& status) {
   if (status.code() != StatusCode::kResourceExhausted) return {http_status(status), ""};
   const std::vector<std::string_view>& settings = status.settings();

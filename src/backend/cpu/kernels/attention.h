@@ -159,7 +159,7 @@ struct Attention {
       for (int slot = 0; slot < query.slots; slot += 16) {
         const auto bits = static_cast<std::uint16_t>(live >> slot);
         if (bits == 0) continue;
-        // What lies behind the live ones was read already, or is written next.
+        // pack may write 16 floats: those behind the live ones were read already, or are written next.
         Simd::pack(bits, query.weights + count, Simd::mul(Simd::load(raw + slot), scale));
         count += __builtin_popcount(bits);
       }
@@ -167,7 +167,7 @@ struct Attention {
     return count;
   }
 
-  // Of kQueries queries at once, which share the loads of the bounds.
+  // Scores segments for kQueries queries at once, which share the loads of the bounds.
   template <int kQueries>
   static void score_segments_of(const float* bounds, const float* queries, int head_dim, float* best) {
     static_assert(kScoredSegments == 16);

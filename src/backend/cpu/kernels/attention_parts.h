@@ -16,7 +16,7 @@ template <class Simd>
 struct AttentionParts {
   using Floats = typename Simd::Floats;
 
-  // Of `wanted` vectors for each of some queries, how many are summed at once.
+  // Returns how many of the `wanted` vectors of each query are summed at once.
   static constexpr int at_once(int wanted, int queries) {
     return wanted * queries <= Simd::kSums ? wanted : Simd::kSums / queries;
   }
@@ -126,7 +126,7 @@ struct AttentionParts {
                                            live, weight, keep, weighted, ahead);
   }
 
-  // What weigh does for queries [from, from + 4) of a block, all of which see something.
+  // As weigh, for queries [from, from + 4) of a block, each of which sees a token of the entry.
   template <int kSlotVectors, int kQueries, class ScoreOf>
   [[gnu::always_inline]] static void weigh_four(const AttentionPartial& partial, const AttentionState& state, int first,
                                                 const QueryBlock<kQueries>& block, int e,
