@@ -12,6 +12,16 @@
 
 namespace kvasir {
 
+// The lanes of page columns, and how the keys of each are rotated.
+struct ColumnLanes {
+  int count = 0;
+  std::span<const std::uint8_t> rotations;  // [count], indices in BackendShape::rotations; empty: PageFormat::rotation
+
+  int rotation(int lane, const PageFormat& format) const {
+    return rotations.empty() ? format.rotation : rotations[static_cast<std::size_t>(lane)];
+  }
+};
+
 // Slots of one page column that move, all by one shift of their rotation, to consecutive slots of another from
 // `to_slot` on. Source and destination may be the same pages; then to_slot is at or before the first slot moved. The
 // source may be encoded.
@@ -55,15 +65,15 @@ class PageStore {
   // Copies whole pages, from[i] to to[i], of one class.
   virtual void copy(std::span<const PageId> from, std::span<const PageId> to) = 0;
   // Executes moves in order, for all lanes. REQUIRES: no destination is encoded.
-  virtual void move(int lanes, std::span<const SlotMove> moves) = 0;
+  virtual void move(ColumnLanes lanes, std::span<const SlotMove> moves) = 0;
   // Writes pages anew. Moves to one column follow each other, and fill its slots in order from 0 on; its other slots
   // are zero. A column may be written that is also read: then no later move reads it, but for those that directly
   // follow a move from it. Encoded destinations are encoded, with the filled slots live.
-  virtual void repack(int lanes, std::span<const SlotMove> moves) = 0;
+  virtual void repack(ColumnLanes lanes, std::span<const SlotMove> moves) = 0;
   // Encodes columns. REQUIRES: the destination is encoded.
   virtual void seal(int lanes, std::span<const PageSeal> seals) = 0;
   // Encoded pages are decoded, rotated and encoded again.
-  virtual void rotate(int lanes, std::span<const SlotRotation> rotations, std::int64_t shift) = 0;
+  virtual void rotate(ColumnLanes lanes, std::span<const SlotRotation> rotations, std::int64_t shift) = 0;
 
   // Writes a page's keys as attention multiplies them with queries that are not transformed by a Hadamard matrix:
   // decoded, and that matrix undone; [slots][head_dim]. May be called from several threads at once.

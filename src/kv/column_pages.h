@@ -51,10 +51,11 @@ void add_move(std::vector<SlotMove>& moves, const SlotMove& move);
 class ColumnPages {
  public:
   // The pool and its budget outlive the pages.
-  ColumnPages(int lanes, PagePool* pool, const PageClasses& classes)
+  ColumnPages(ColumnLanes lanes, PagePool* pool, const PageClasses& classes)
       : lanes_(lanes), pool_(pool), classes_(classes), refs_(pool) {}
 
-  int lanes() const { return lanes_; }
+  int lanes() const { return lanes_.count; }
+  ColumnLanes rotated_lanes() const { return lanes_; }
   PagePool& pool() const { return *pool_; }
   const PageFormat& format() const { return pool_->format(classes_.sealed); }
   PageClass class_of(bool sealed) const { return sealed ? classes_.sealed : classes_.open; }
@@ -69,7 +70,7 @@ class ColumnPages {
     return count() * ((columns - open) * pool_->page_cost(classes_.sealed) + open * pool_->page_cost(classes_.open));
   }
 
-  FreshPages fresh() const { return {lanes_, pool_, classes_}; }
+  FreshPages fresh() const { return {lanes_.count, pool_, classes_}; }
   // Gives the column the next of the fresh pages, in place of those that it has.
   void take(std::uint32_t column, FreshPages& from, bool sealed) { from.hand_out(sealed, refs_, first(column)); }
   // Copies the column's pages to the next of the fresh ones, which take their place.
@@ -94,10 +95,10 @@ class ColumnPages {
   std::uint64_t allocated_bytes() const { return refs_.capacity() * sizeof(PageId); }
 
  private:
-  std::size_t count() const { return static_cast<std::size_t>(lanes_); }
+  std::size_t count() const { return static_cast<std::size_t>(lanes_.count); }
   std::size_t first(std::uint32_t column) const { return std::size_t{column} * count(); }
 
-  int lanes_;
+  ColumnLanes lanes_;
   PagePool* pool_;
   PageClasses classes_;
   PageRefs refs_;  // [column][lane]

@@ -16,6 +16,7 @@ KvCacheShape KvCacheShape::governed() const {
   shape.windows.clear();
   shape.states.clear();
   shape.group_of_layer.clear();
+  shape.rotations.clear();
   return shape;
 }
 
@@ -88,6 +89,11 @@ Status check_holds_a_column(const KvCacheShape& shape, std::uint64_t budget_byte
 
 }  // namespace
 
+KvCache::KvCache(const KvCacheShape& shape, std::uint64_t budget_bytes) : shape_(shape), budget_(budget_bytes) {
+  for (const std::uint8_t rotation : shape.rotations)
+    rotations_.insert(rotations_.end(), static_cast<std::size_t>(shape.kv_heads), rotation);
+}
+
 Result<std::unique_ptr<KvCache>> KvCache::create(const KvCacheShape& shape, std::uint64_t budget_bytes,
                                                  PageStore* store) {
   KVASIR_RETURN_IF_ERROR(check_holds_a_column(shape, budget_bytes, ""));
@@ -131,8 +137,13 @@ KvSequence KvCache::new_sequence(const SequenceLayout& layout) {
   of_table.recent = codec.recent;
   KvSequence sequence(layout.scope, codec, shape_.tables(layout.scope), layer_lanes(shape_, layout.scope),
                       LayerStates(shape_.state_bytes(), pool_.get()));
-  for (int table = 0; table < sequence.governed_; ++table)
-    sequence.tables_.emplace_back(shape_.lanes_per_table(layout.scope), pool_.get(), of_table);
+  const int lanes = shape_.lanes_per_table(layout.scope);
+  for (int table = 0; table < sequence.governed_; ++table) {
+    if (!rotations_.empty())
+      of_table.rotations =
+          std::span(rotations_).subspan(static_cast<std::size_t>(table * lanes), static_cast<std::size_t>(lanes));
+    sequence.tables_.emplace_back(lanes, pool_.get(), of_table);
+  }
   for (std::size_t w = 0; w < shape_.windows.size(); ++w) {
     const WindowGroup& group = shape_.windows[w];
     PageTable::Layout of_window;

@@ -40,9 +40,9 @@ struct StateGroup {
 };
 inline constexpr std::uint64_t kStateAlign = 64;
 
-// What the lanes of a model are. Layers that agree on KV heads, head dimension, window and rotation form a KV group.
-// The fields in front describe the group that retention policies govern: the layers that see all tokens, or all layers
-// where each has a window.
+// What the lanes of a model are. Layers that agree on KV heads, head dimension, window and rotation form a KV group;
+// those that policies govern may differ in rotation. The fields in front describe the group that retention policies
+// govern: the layers that see all tokens, or all layers where each has a window.
 struct KvCacheShape {
   int layers = 0;
   int kv_heads = 0;
@@ -56,6 +56,9 @@ struct KvCacheShape {
   // [layers of the model]: 0 for a layer that is governed, otherwise 1 + its place in `windows` or, behind these, in
   // `states`. Empty: all are governed.
   std::vector<std::uint8_t> group_of_layer;
+  // [governed layers]: how the keys of each are rotated. Empty: as PageFormat::rotation says. It belongs to lanes, not
+  // to groups: keys that are rotated differently take the same room, and are kept alike.
+  std::vector<std::uint8_t> rotations;
   int query_heads = 0;  // of a governed layer: no page depends on it, but what policies are shown does
 
   KvCodec codec() const { return {page.key, page.value, recent, page.hadamard_keys, page.hadamard_values}; }
@@ -227,11 +230,12 @@ class KvCache {
     PageClasses classes;
     std::vector<PageClasses> of_windows;  // [window groups]
   };
-  KvCache(const KvCacheShape& shape, std::uint64_t budget_bytes) : shape_(shape), budget_(budget_bytes) {}
+  KvCache(const KvCacheShape& shape, std::uint64_t budget_bytes);
   std::vector<Allowed>::const_iterator find(const KvCodec& codec) const {
     return std::ranges::find(allowed_, codec, &Allowed::codec);
   }
   KvCacheShape shape_;
+  std::vector<std::uint8_t> rotations_;  // [lanes], of the governed group; or empty
   MemoryBudget budget_;
   std::unique_ptr<PagePool> pool_;
   std::vector<Allowed> allowed_;  // first that of shape_

@@ -122,7 +122,7 @@ class RangeChange {
           rotations.push_back({columns_.pages().of(entry.column).data(), slots,
                                columns_[entry.column].live & ~columns_.slots_of(entry.column, hole.begin, hole.end)});
         }
-    store->rotate(columns_.pages().lanes(), rotations, -tokens_.retained_in(hole));
+    store->rotate(columns_.pages().rotated_lanes(), rotations, -tokens_.retained_in(hole));
   }
 
   // All before range.end that was not given back yet.

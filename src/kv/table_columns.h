@@ -33,6 +33,8 @@ struct PageTableLayout {
   // Of its pages. Different: see Sealing in page_table.h.
   PageClasses classes;
   int recent = 0;
+  // [lanes]: ColumnLanes::rotations. Must outlive the table.
+  std::span<const std::uint8_t> rotations;
 
   int runs() const { return 1 + static_cast<int>(run_capacities.size()); }
   bool encoded() const { return classes.sealed != classes.open; }
@@ -62,7 +64,9 @@ class TableColumns {
 
   // The pool and its budget outlive the columns.
   TableColumns(int lanes, PagePool* pool, const PageTableLayout& layout)
-      : layout_(layout), slots_(static_cast<std::size_t>(pool->format().slots)), pages_(lanes, pool, layout.classes) {}
+      : layout_(layout),
+        slots_(static_cast<std::size_t>(pool->format().slots)),
+        pages_({lanes, layout.rotations}, pool, layout.classes) {}
 
   const PageTableLayout& layout() const { return layout_; }
   int slots() const { return static_cast<int>(slots_); }

@@ -40,9 +40,17 @@ Result<float> read_norm_eps(Keys& keys, NormKind norm) {
 // A policy decides alike for all layers that it governs.
 Status check_governed(const ModelConfig& config) {
   if (config.governed_layers() == 0) return unsupported("no layer has attention: such models are not supported");
-  for (const LayerSpec& layer : config.layers)
-    if (config.is_governed(layer) && !layer.attention.shares_pages_with(config.governed()))
-      return unsupported("layers that see all tokens differ in heads or rotation: such models are not supported");
+  int rotary = -1;  // of the layers that rotate
+  for (const LayerSpec& layer : config.layers) {
+    if (!config.is_governed(layer)) continue;
+    const AttentionSpec& attention = layer.attention;
+    if (!attention.shares_tables_with(config.governed()))
+      return unsupported("layers that see all tokens differ in heads or windows: such models are not supported");
+    if (config.rotary[static_cast<std::size_t>(attention.rotary)].dims == 0) continue;
+    if (rotary >= 0 && rotary != attention.rotary)
+      return unsupported("layers that see all tokens rotate by different bases: such models are not supported");
+    rotary = attention.rotary;
+  }
   return {};
 }
 

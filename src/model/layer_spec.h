@@ -28,9 +28,9 @@ struct AttentionSpec {
   float scale = 0;          // of queries; 0: 1 / sqrt(head_dim)
 
   int group() const { return heads / kv_heads; }
-  // Whether keys and values of both are held alike: in pages of one size, as long as each other, rotated alike.
-  bool shares_pages_with(const AttentionSpec& other) const {
-    return kv_heads == other.kv_heads && head_dim == other.head_dim && window == other.window && rotary == other.rotary;
+  // Whether one page table can serve both, and a policy may decide alike for both.
+  bool shares_tables_with(const AttentionSpec& other) const {
+    return heads == other.heads && kv_heads == other.kv_heads && head_dim == other.head_dim && window == other.window;
   }
 };
 

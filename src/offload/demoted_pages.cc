@@ -119,7 +119,7 @@ void DemotedPages::append(const PageTable& table, std::uint32_t column, SlotMask
     while (std::popcount(part) > layout_.format.slots - used_) part &= ~(SlotMask{1} << (63 - std::countl_zero(part)));
     slots &= ~part;
     const SlotMove move{table.pages().of(column).data(), part, open_.ids().data(), used_, 0};
-    pool_->store()->move(layout_.lanes, {&move, 1});
+    pool_->store()->move({layout_.lanes}, {&move, 1});
     for (SlotMask left = part; left != 0; left &= left - 1)
       open_tokens_[static_cast<std::size_t>(used_++)] = table.columns().index(column, std::countr_zero(left));
     if (used_ == layout_.format.slots) encode_open();
@@ -151,7 +151,7 @@ void DemotedPages::encode_open() {
     if (!follows) moves.push_back({open_.ids().data(), 0, column->pages.ids().data(), slot, 0});
     moves.back().slots |= SlotMask{1} << from;
   }
-  pool_->store()->repack(layout_.lanes, moves);
+  pool_->store()->repack({layout_.lanes}, moves);
   column->bounds.ensure(lanes * layout_.lane_floats());
   note_bounds(column->pages.ids(), layout_.format.slots, column->bounds);
   columns_.push_back(std::move(column));

@@ -92,7 +92,7 @@ struct ChunkKv {
   std::span<const float> keys;    // [lanes][rows][head_dim]; empty: not wanted
   std::span<const float> values;  // the same
   // [rows]: the position that a row's keys were rotated by (RoPE). Pair (2 i, 2 i + 1) of a key was turned by that
-  // times the model's inverse frequency i. With PositionMode::kOriginal it is the token index; otherwise it counts from
+  // times its layer's inverse frequency i. With PositionMode::kOriginal it is the token index; otherwise it counts from
   // the origin of a frame. Differences between rows of a chunk are differences of positions either way.
   std::span<const std::int64_t> rotations;
 

@@ -112,6 +112,7 @@ Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view 
   for (const LayerSpec& layer : config.layers) {
     if (config.is_governed(layer)) {
       shape.group_of_layer.push_back(0);
+      shape.rotations.push_back(static_cast<std::uint8_t>(layer.attention.rotary));
       continue;
     }
     if (layer.state) {
@@ -129,6 +130,8 @@ Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view 
     ++shape.windows[number].layers;
     shape.group_of_layer.push_back(static_cast<std::uint8_t>(number + 1));
   }
+  if (std::ranges::count(shape.rotations, shape.rotations.front()) == std::ssize(shape.rotations))
+    shape.rotations.clear();
   // Their groups are numbered behind those of windows.
   for (const std::size_t l : states_of) {
     const std::uint64_t bytes =

@@ -151,12 +151,12 @@ NaivePage& NaivePageStore::writable(PageId id) {
   return *of.pages[page_number(id)];
 }
 
-std::vector<double> NaivePageStore::rotated(const PageFormat& format, std::span<const double> key,
+std::vector<double> NaivePageStore::rotated(const PageFormat& format, int rotation, std::span<const double> key,
                                             std::int64_t shift) const {
   std::vector<double> out(key.begin(), key.end());
   if (shift == 0) return out;
   if (format.hadamard_keys) walsh_hadamard(out);
-  const std::vector<double>& frequencies = rotations_[static_cast<std::size_t>(format.rotation)].inverse_frequencies;
+  const std::vector<double>& frequencies = rotations_[static_cast<std::size_t>(rotation)].inverse_frequencies;
   for (std::size_t i = 0; i < frequencies.size(); ++i)
     rotate_pair(out[2 * i], out[2 * i + 1], static_cast<double>(shift) * frequencies[i]);
   if (format.hadamard_keys) walsh_hadamard(out);
@@ -222,20 +222,22 @@ void NaivePageStore::copy(std::span<const PageId> from, std::span<const PageId> 
   for (std::size_t i = 0; i < from.size(); ++i) writable(to[i]) = page(from[i]);
 }
 
-void NaivePageStore::move(int lanes, std::span<const SlotMove> moves) {
+void NaivePageStore::move(ColumnLanes lanes, std::span<const SlotMove> moves) {
   for (const SlotMove& move : moves)
-    for (int lane = 0; lane < lanes; ++lane) {
+    for (int lane = 0; lane < lanes.count; ++lane) {
       const NaivePage from = opened(move.from[lane]);
       int to = move.to_slot;
       for (SlotMask left = move.slots; left != 0; left &= left - 1, ++to) {
         const auto slot = static_cast<std::size_t>(std::countr_zero(left));
-        set(move.to[lane], to, rotated(format(move.to[lane]), from.keys[slot], move.shift), from.values[slot]);
+        set(move.to[lane], to,
+            rotated(format(move.to[lane]), lanes.rotation(lane, format(move.to[lane])), from.keys[slot], move.shift),
+            from.values[slot]);
       }
     }
 }
 
-void NaivePageStore::repack(int lanes, std::span<const SlotMove> moves) {
-  for (int lane = 0; lane < lanes; ++lane) {
+void NaivePageStore::repack(ColumnLanes lanes, std::span<const SlotMove> moves) {
+  for (int lane = 0; lane < lanes.count; ++lane) {
     std::map<PageId, NaivePage> before, after;
     std::map<PageId, SlotMask> live;
     for (const SlotMove& move : moves) before.try_emplace(move.from[lane], opened(move.from[lane]));
@@ -246,7 +248,7 @@ void NaivePageStore::repack(int lanes, std::span<const SlotMove> moves) {
       for (SlotMask left = move.slots; left != 0; left &= left - 1, ++slot) {
         const auto s = static_cast<std::size_t>(std::countr_zero(left));
         set(format(to), after.try_emplace(to, zeros(format(to))).first->second, slot,
-            rotated(format(to), from.keys[s], move.shift), from.values[s]);
+            rotated(format(to), lanes.rotation(lane, format(to)), from.keys[s], move.shift), from.values[s]);
         live[to] |= SlotMask{1} << slot;
       }
     }
@@ -265,14 +267,15 @@ void NaivePageStore::seal(int lanes, std::span<const PageSeal> seals) {
     for (int lane = 0; lane < lanes; ++lane) encode(page(seal.from[lane]), seal.live, seal.to[lane]);
 }
 
-void NaivePageStore::rotate(int lanes, std::span<const SlotRotation> rotations, std::int64_t shift) {
+void NaivePageStore::rotate(ColumnLanes lanes, std::span<const SlotRotation> rotations, std::int64_t shift) {
   for (const SlotRotation& rotation : rotations)
-    for (int lane = 0; lane < lanes; ++lane) {
+    for (int lane = 0; lane < lanes.count; ++lane) {
       const PageId id = rotation.pages[lane];
       NaivePage own = opened(id);
       for (SlotMask left = rotation.slots; left != 0; left &= left - 1) {
         const auto s = static_cast<std::size_t>(std::countr_zero(left));
-        set(format(id), own, static_cast<int>(s), rotated(format(id), own.keys[s], shift), std::vector(own.values[s]));
+        set(format(id), own, static_cast<int>(s),
+            rotated(format(id), lanes.rotation(lane, format(id)), own.keys[s], shift), std::vector(own.values[s]));
       }
       if (format(id).encoded()) {
         encode(own, rotation.live, id);

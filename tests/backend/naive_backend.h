@@ -40,10 +40,10 @@ class NaivePageStore final : public PageStore {
   void give_back(PageClass of, std::uint64_t first, std::uint64_t count) override;
   void clear(std::span<const PageId> pages) override;
   void copy(std::span<const PageId> from, std::span<const PageId> to) override;
-  void move(int lanes, std::span<const SlotMove> moves) override;
-  void repack(int lanes, std::span<const SlotMove> moves) override;
+  void move(ColumnLanes lanes, std::span<const SlotMove> moves) override;
+  void repack(ColumnLanes lanes, std::span<const SlotMove> moves) override;
   void seal(int lanes, std::span<const PageSeal> seals) override;
-  void rotate(int lanes, std::span<const SlotRotation> rotations, std::int64_t shift) override;
+  void rotate(ColumnLanes lanes, std::span<const SlotRotation> rotations, std::int64_t shift) override;
   void read_keys(PageId page, float* keys) const override;
   void read_values(PageId page, float* values) const override;
   // No table of the naive backend has offloaded entries.
@@ -63,7 +63,8 @@ class NaivePageStore final : public PageStore {
   NaivePage& writable(PageId id);
   // In 16 bits, where it is encoded.
   NaivePage opened(PageId id) const;
-  std::vector<double> rotated(const PageFormat& format, std::span<const double> key, std::int64_t shift) const;
+  std::vector<double> rotated(const PageFormat& format, int rotation, std::span<const double> key,
+                              std::int64_t shift) const;
 
   std::vector<Rotation> rotations_;
   std::map<PageClass, Class> classes_;

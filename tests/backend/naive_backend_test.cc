@@ -175,7 +175,7 @@ TEST_P(NaiveBackendFamilies, RawWeightsAreTheCpus) {
     run_on(naive, policy, text, &on_naive, nullptr, true);
     run_on(cpu, policy, text, &on_cpu, nullptr, true);
     ASSERT_EQ(on_cpu.weights.counts, on_naive.weights.counts);
-    ASSERT_EQ(on_naive.weights.counts.size(), static_cast<std::size_t>(110 * 4 * 2));
+    ASSERT_EQ(on_naive.weights.counts.size(), static_cast<std::size_t>(110 * 4 * naive->config.governed_layers()));
     EXPECT_LT(largest_difference(on_cpu.weights.all, on_naive.weights.all), kMassTolerance);
     EXPECT_EQ(on_naive.weights.not_one, 0);
     EXPECT_EQ(on_cpu.weights.not_one, 0);

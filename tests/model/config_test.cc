@@ -7,6 +7,7 @@
 #include <cmath>
 #include <functional>
 
+#include "model/family.h"
 #include "support/gguf_writer.h"
 
 namespace kvasir::test {
@@ -14,12 +15,13 @@ namespace {
 
 using Change = std::function<void(gguf::Writer&)>;
 
-// A header of one layer, and what a test adds to it.
-Result<ModelConfig> read(const std::string& architecture, const Change& change) {
+// A header, and what a test adds to it.
+Result<ModelConfig> read(const std::string& architecture, const Change& change,
+                         std::span<const Family* const> known = families(), std::uint32_t layers = 1) {
   gguf::Writer writer;
   const auto key = [&](const char* name) { return architecture + "." + name; };
   writer.set_string("general.architecture", architecture);
-  writer.set_uint32(key("block_count"), 1);
+  writer.set_uint32(key("block_count"), layers);
   writer.set_uint32(key("embedding_length"), 32);
   writer.set_uint32(key("feed_forward_length"), 64);
   writer.set_uint32(key("context_length"), 2048);
@@ -31,7 +33,7 @@ Result<ModelConfig> read(const std::string& architecture, const Change& change) 
   const std::vector<std::byte> bytes = writer.finish();
   const auto file = gguf::File::parse(bytes, {.header_only = true});
   if (!file.ok()) return file.status();
-  return read_model_config(*file);
+  return read_model_config(*file, known);
 }
 
 void expect_frequencies(const RotaryEmbedding& rope, const std::vector<double>& wanted) {
@@ -150,7 +152,8 @@ TEST(ModelConfig, RefusesWhatIsNotRun) {
     EXPECT_TRUE(read("llama", [&](auto& w) { w.set_float32(key, 1); }).ok()) << key;
   const Status other = read("mamba", [](auto&) {}).status();
   EXPECT_EQ(other.code(), StatusCode::kUnsupported);
-  EXPECT_NE(other.message().find("gemma3, gptneox, llama, qwen2, qwen3"), std::string::npos) << other.message();
+  EXPECT_NE(other.message().find("gemma3, gptneox, llama, qwen2, qwen3, smollm3"), std::string::npos)
+      << other.message();
 }
 
 TEST(ModelConfig, SlidingWindowsAreLlamasAlone) {
@@ -160,6 +163,36 @@ TEST(ModelConfig, SlidingWindowsAreLlamasAlone) {
     ASSERT_TRUE(config.ok()) << config.status().message();
     EXPECT_EQ(config->governed().window, architecture == "llama" ? 128 : 0) << architecture;
   }
+}
+
+// A policy decides alike for the layers that see all tokens, so their tables have to be alike.
+TEST(ModelConfig, GovernedLayersDifferInWhetherTheyRotateAtMost) {
+  const auto read_with = [](Status (*adjust)(Keys&, ModelConfig*)) {
+    const Family family{.name = "mixed", .adjust = adjust};
+    const Family* const known[] = {&family};
+    return read(
+        "mixed", [](auto&) {}, known, 2);
+  };
+  const auto config = read_with([](Keys&, ModelConfig* model) {
+    model->rotary.emplace_back();
+    model->layers[0].attention.rotary = 1;
+    return Status();
+  });
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config->governed_layers(), 2);
+  const Status bases = read_with([](Keys&, ModelConfig* model) {
+                         model->rotary.push_back(*plain_rotary_embedding(16, 500));
+                         model->layers[1].attention.rotary = 1;
+                         return Status();
+                       }).status();
+  EXPECT_EQ(bases.code(), StatusCode::kUnsupported);
+  EXPECT_NE(bases.message().find("different bases"), std::string::npos) << bases.message();
+  const Status heads = read_with([](Keys&, ModelConfig* model) {
+                         model->layers[1].attention.kv_heads = 1;
+                         return Status();
+                       }).status();
+  EXPECT_EQ(heads.code(), StatusCode::kUnsupported);
+  EXPECT_NE(heads.message().find("differ in heads"), std::string::npos) << heads.message();
 }
 
 TEST(ModelConfig, GptNeoXResidualIsParallelUnlessTheFileSaysOtherwise) {

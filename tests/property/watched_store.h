@@ -48,13 +48,13 @@ class WatchedStore final : public PageStore {
     }
     pages_.copy(from, to);
   }
-  void move(int lanes, std::span<const SlotMove> moves) override {
+  void move(ColumnLanes lanes, std::span<const SlotMove> moves) override {
     for (const SlotMove& move : moves) {
       const int count = std::popcount(move.slots);
       EXPECT_GT(count, 0);
       EXPECT_LE(move.to_slot + count, format_.slots);
       EXPECT_EQ(move.slots & ~slot_range(0, format_.slots), 0u);
-      for (int lane = 0; lane < lanes; ++lane)
+      for (int lane = 0; lane < lanes.count; ++lane)
         EXPECT_EQ(pool_->references(move.to[lane]), 1u) << "writes to a shared page";
       if (move.from[0] == move.to[0]) {
         EXPECT_LE(move.to_slot, std::countr_zero(move.slots));
@@ -66,9 +66,11 @@ class WatchedStore final : public PageStore {
     }
     pages_.move(lanes, moves);
   }
-  void repack(int, std::span<const SlotMove>) override { ADD_FAILURE() << "pages are not encoded"; }
+  void repack(ColumnLanes, std::span<const SlotMove>) override { ADD_FAILURE() << "pages are not encoded"; }
   void seal(int, std::span<const PageSeal>) override { ADD_FAILURE() << "pages are not encoded"; }
-  void rotate(int, std::span<const SlotRotation>, std::int64_t) override { ADD_FAILURE() << "lists move, or stay"; }
+  void rotate(ColumnLanes, std::span<const SlotRotation>, std::int64_t) override {
+    ADD_FAILURE() << "lists move, or stay";
+  }
   void read_keys(PageId page, float* keys) const override { pages_.read_keys(page, keys); }
   void read_values(PageId page, float* values) const override { pages_.read_values(page, values); }
   void read_rows(PageId page, int first, int count, std::byte* out) const override {

@@ -12,7 +12,7 @@ import sys
 import gguf
 import numpy
 import torch
-from transformers import Gemma3TextConfig, Gemma3ForCausalLM
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, SmolLM3Config, SmolLM3ForCausalLM
 
 TOKENS = 48
 ROWS = (0, 1, 22, 23, 24, 47)  # on both sides of the window of 23
@@ -23,6 +23,26 @@ def read(path):
     keys = {name: field.contents() for name, field in reader.fields.items()}
     tensors = {t.name: torch.tensor(numpy.array(t.data, dtype=numpy.float64)) for t in reader.tensors}
     return keys, tensors
+
+
+NAMES = {'attn_q.weight': 'self_attn.q_proj.weight', 'attn_k.weight': 'self_attn.k_proj.weight',
+         'attn_v.weight': 'self_attn.v_proj.weight', 'attn_output.weight': 'self_attn.o_proj.weight',
+         'attn_q_norm.weight': 'self_attn.q_norm.weight', 'attn_k_norm.weight': 'self_attn.k_norm.weight',
+         'attn_norm.weight': 'input_layernorm.weight', 'ffn_gate.weight': 'mlp.gate_proj.weight',
+         'ffn_up.weight': 'mlp.up_proj.weight', 'ffn_down.weight': 'mlp.down_proj.weight'}
+
+
+def filled(model, tensors, names):
+    state = {'model.embed_tokens.weight': tensors.pop('token_embd.weight'),
+             'model.norm.weight': tensors.pop('output_norm.weight')}
+    for name, tensor in tensors.items():
+        _, layer, rest = name.split('.', 2)
+        state[f'model.layers.{layer}.{names[rest]}'] = tensor
+    model = model.double().eval()
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected and set(missing) <= {'lm_head.weight'}, (missing, unexpected)
+    model.tie_weights()
+    return model
 
 
 def gemma3(keys, tensors):
@@ -40,31 +60,35 @@ def gemma3(keys, tensors):
         rope_parameters={'full_attention': {'rope_type': 'default', 'rope_theta': float(key('rope.freq_base'))},
                          'sliding_attention': {'rope_type': 'default', 'rope_theta': 10000.0}},
         attn_implementation='eager')
-    model = Gemma3ForCausalLM(config).double().eval()
-    names = {'attn_q.weight': 'self_attn.q_proj.weight', 'attn_k.weight': 'self_attn.k_proj.weight',
-             'attn_v.weight': 'self_attn.v_proj.weight', 'attn_output.weight': 'self_attn.o_proj.weight',
-             'attn_q_norm.weight': 'self_attn.q_norm.weight', 'attn_k_norm.weight': 'self_attn.k_norm.weight',
-             'attn_norm.weight': 'input_layernorm.weight', 'post_attention_norm.weight': 'post_attention_layernorm.weight',
-             'ffn_norm.weight': 'pre_feedforward_layernorm.weight',
-             'post_ffw_norm.weight': 'post_feedforward_layernorm.weight',
-             'ffn_gate.weight': 'mlp.gate_proj.weight', 'ffn_up.weight': 'mlp.up_proj.weight',
-             'ffn_down.weight': 'mlp.down_proj.weight'}
-    state = {'model.embed_tokens.weight': tensors.pop('token_embd.weight'),
-             'model.norm.weight': tensors.pop('output_norm.weight')}
-    for name, tensor in tensors.items():
-        _, layer, rest = name.split('.', 2)
-        state[f'model.layers.{layer}.{names[rest]}'] = tensor
-    for name in state:
+    for name in tensors:
         if 'norm' in name:
-            state[name] = state[name] - 1  # the file's weights include Gemma's "1 +"
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    assert not unexpected and set(missing) <= {'lm_head.weight'}, (missing, unexpected)
-    model.tie_weights()
-    return model
+            tensors[name] = tensors[name] - 1  # the file's weights include Gemma's "1 +"
+    return filled(Gemma3ForCausalLM(config), tensors, {
+        **NAMES, 'post_attention_norm.weight': 'post_attention_layernorm.weight',
+        'ffn_norm.weight': 'pre_feedforward_layernorm.weight', 'post_ffw_norm.weight': 'post_feedforward_layernorm.weight'})
+
+
+def smollm3(keys, tensors):
+    key = lambda name: keys['smollm3.' + name]
+    heads = key('attention.head_count'), key('attention.head_count_kv')
+    for name, tensor in tensors.items():
+        # The file pairs dimensions 2i and 2i + 1, the original i and i + half.
+        for projection, count in (('attn_q.weight', heads[0]), ('attn_k.weight', heads[1])):
+            if name.endswith(projection):
+                pairs = tensor.reshape(count, -1, 2, tensor.shape[1])
+                tensors[name] = pairs.transpose(1, 2).reshape(tensor.shape)
+    config = SmolLM3Config(
+        vocab_size=key('vocab_size'), hidden_size=key('embedding_length'),
+        intermediate_size=key('feed_forward_length'), num_hidden_layers=key('block_count'),
+        num_attention_heads=heads[0], num_key_value_heads=heads[1], max_position_embeddings=key('context_length'),
+        rms_norm_eps=float(key('attention.layer_norm_rms_epsilon')), tie_word_embeddings=True, pad_token_id=0,
+        rope_parameters={'rope_type': 'default', 'rope_theta': float(key('rope.freq_base'))},
+        attn_implementation='eager')
+    return filled(SmolLM3ForCausalLM(config), tensors, {**NAMES, 'ffn_norm.weight': 'post_attention_layernorm.weight'})
 
 
 keys, tensors = read(sys.argv[1])
-model = {'gemma3': gemma3}[keys['general.architecture']](keys, tensors)
+model = {'gemma3': gemma3, 'smollm3': smollm3}[keys['general.architecture']](keys, tensors)
 vocabulary = keys[keys['general.architecture'] + '.vocab_size']
 ids = [(7 * i * i + 3 * i + 5) % vocabulary for i in range(TOKENS)]
 with torch.no_grad():

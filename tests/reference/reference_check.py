@@ -131,11 +131,14 @@ class Model:
     def linear(self, x, name):
         return x @ self.w[name + ".weight"].T + self.w.get(name + ".bias", 0)
 
-    def rope(self, x, positions, local=False):
+    def rope(self, x, positions, layer):
         """x: tokens, heads, head_dim; pairs as complex numbers."""
+        if self.arch == "smollm3" and (layer + 1) % 4 == 0:
+            return x
+        local = self.is_local(layer)
         x, rest = x[..., : self.rotated], x[..., self.rotated :]
         half = self.rotated // 2
-        adjacent = self.arch == "llama"
+        adjacent = self.arch in ("llama", "smollm3")
         z = x[..., 0::2] + 1j * x[..., 1::2] if adjacent else x[..., :half] + 1j * x[..., half:]
         z = z * np.exp(1j * np.asarray(positions, np.float64)[:, None] * (self.local_theta if local else self.theta))[:, None, :] * self.magnitude
         turned = np.stack([z.real, z.imag], -1).reshape(x.shape) if adjacent else np.concatenate([z.real, z.imag], -1)
@@ -193,7 +196,7 @@ class Model:
             local = self.is_local(layer)
             hidden = later if self.gemma and not local else beyond
             q, k, v = self.qkv(x, block)
-            q, k = self.rope(q, range(n), local), self.rope(k, range(n), local)
+            q, k = self.rope(q, range(n), layer), self.rope(k, range(n), layer)
             x = self.finish_block(x, self.attend(q, k, v, hidden), block)
         return self.output(x)
 
@@ -216,7 +219,7 @@ class Model:
                     windowed = self.window and (local or not self.gemma)
                     outside = np.arange(n)[None, :] <= n - 1 - self.window if windowed else np.zeros((1, n), bool)
                     attended = self.attend(
-                        self.rope(q, [n - 1], local), self.rope(keys, range(n), local), values, outside)
+                        self.rope(q, [n - 1], layer), self.rope(keys, range(n), layer), values, outside)
                     x = self.finish_block(x, attended, block)
                 rows.append(self.output(x)[0])
             n = max(len(keys) for layer, (keys, _) in enumerate(cache) if not self.is_local(layer))

@@ -253,10 +253,11 @@ void ReferenceModel::read_rope(const gguf::File& file, const std::string& arch) 
 ReferenceModel::ReferenceModel(const gguf::File& file) {
   const std::string arch(*file.get_string("general.architecture"));
   KVASIR_CHECK(arch == "llama" || arch == "qwen2" || arch == "qwen3" || arch == "gptneox" || arch == "gemma3" ||
-               arch == "decay");
+               arch == "smollm3" || arch == "decay");
   neox_ = arch == "gptneox";
   gemma_ = arch == "gemma3";
-  turn_halves_ = arch != "llama" && arch != "decay";
+  turn_halves_ = arch != "llama" && arch != "smollm3" && arch != "decay";
+  if (arch == "smollm3") unrotated_ = 4;  // SmolLM3Config.no_rope_layer_interval
   d_ = required_int(file, arch + ".embedding_length");
   heads_ = required_int(file, arch + ".attention.head_count");
   kv_heads_ = int_or(file, arch + ".attention.head_count_kv", heads_);
@@ -371,8 +372,11 @@ std::vector<std::vector<double>> ReferenceModel::logits(std::span<const int> tok
   };
   std::vector<Cache> caches(layers_.size());
   std::map<std::pair<bool, double>, std::vector<Turn>> turns_by_position;
-  bool local = false;  // the layer at hand has a window of its own
+  bool local = false;   // the layer at hand has a window of its own
+  bool rotates = true;  // and rotates queries and keys
+  const std::vector<Turn> none;
   const auto turns = [&](double position) -> const std::vector<Turn>& {
+    if (!rotates) return none;
     const auto [at, added] = turns_by_position.try_emplace({local, position});
     if (added) at->second = turns_at(position, local ? local_frequencies_ : frequencies_);
     return at->second;
@@ -388,6 +392,7 @@ std::vector<std::vector<double>> ReferenceModel::logits(std::span<const int> tok
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       const Layer& layer = layers_[l];
       local = pattern_ > 0 && (l + 1) % static_cast<std::size_t>(pattern_) != 0;
+      rotates = unrotated_ == 0 || (l + 1) % static_cast<std::size_t>(unrotated_) != 0;
       Cache& cache = caches[l];
       const std::vector<double> normed = normalise(x, layer.attn_norm);
       if (!layer.decays.empty()) {

@@ -105,8 +105,9 @@ class ReferenceModel {
   bool gemma_ = false;        // Gemma 3: norms after, GELU-gated, layers with windows of their own
   bool turn_halves_ = false;  // pairs (i, i + rotated / 2)
   bool parallel_residual_ = false;
-  int window_ = 0;   // of native sliding-window attention; 0: none
-  int pattern_ = 0;  // every so many layers one sees everything, the others have the window; 0: all layers are alike
+  int window_ = 0;     // of native sliding-window attention; 0: none
+  int unrotated_ = 0;  // every so many layers one does not rotate queries and keys; 0: none
+  int pattern_ = 0;    // every so many layers one sees everything, the others have the window; 0: all layers are alike
   double magnitude_ = 1;
   double epsilon_ = 0;
   std::vector<double> frequencies_;        // radians per position, one for each rotated pair

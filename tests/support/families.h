@@ -54,6 +54,7 @@ inline std::vector<FamilyCase> family_cases(const RandomModelSpec& base = {}) {
                         s.window_pattern = 2;
                         s.rope_base = 1000000;
                       })},
+      {"smollm3", with("smollm3", [](auto& s) { s.layers = 5; })},
       {"gptneox", with("gptneox", plain)},
       {"gptneox_sequential", with("gptneox",
                                   [](auto& s) {

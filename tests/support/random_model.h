@@ -21,7 +21,7 @@ enum class RopeScaling {
 };
 
 struct RandomModelSpec {
-  std::string architecture = "llama";  // llama, qwen2, qwen3, gptneox, gemma3, or decay (decay_mixer.h)
+  std::string architecture = "llama";  // llama, qwen2, qwen3, gptneox, gemma3, smollm3, or decay (decay_mixer.h)
   int layers = 2;
   int d = 64;
   int heads = 4;

@@ -33,7 +33,7 @@ int main(int argc, char** argv) {
   size("--context", spec.context);
   program.add_option("--architecture", spec.architecture)
       ->capture_default_str()
-      ->check(CLI::IsMember({"llama", "qwen2", "qwen3", "gptneox", "gemma3"}));
+      ->check(CLI::IsMember({"llama", "qwen2", "qwen3", "gptneox", "gemma3", "smollm3"}));
   program.add_option("--rotary", spec.rotary, "Rotated dimensions of a head; 0: all")->capture_default_str();
   program.add_option("--rope-base", spec.rope_base)->capture_default_str();
   program.add_option("--sliding-window", spec.sliding_window)->capture_default_str();

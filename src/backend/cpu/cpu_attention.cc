@@ -32,6 +32,7 @@ void CpuAttention::begin(const Backend::Pass& pass) {
     }
     for (std::size_t l = 0; l < sequence.layers.size(); ++l) {
       const LayerLanes& lanes = sequence.layers[l];
+      if (rotations_[static_cast<std::size_t>(shape_.layers[l].rotation)].floats() == 0) continue;
       for (int t = 0; t < lanes.tables; ++t)
         tables_[first + static_cast<std::size_t>(lanes.first_table + t)].rotation =
             static_cast<std::size_t>(shape_.layers[l].rotation);
@@ -131,8 +132,8 @@ void CpuAttention::rotate_queries(const float* query) {
     const float* rotation = query_rotation_.data() + table->table->first_query + own * floats;
     kernels_.rope(query + (static_cast<std::size_t>(table->sequence->first_row) + row) * stride +
                       product(table->first_head * group, layer_shape().head_dim),
-                  table->heads * group, layer_shape().head_dim, static_cast<int>(floats), rotation,
-                  rotation + floats / 2, scale, out + number * stride);
+                  table->heads * group, layer_shape().head_dim, rotary(), rotation, rotation + floats / 2, scale,
+                  out + number * stride);
     // Selectors are shown queries that are not transformed yet.
     if (table->table->batch->format.hadamard_keys && !table->selects)
       hadamard(out + number * stride, table->heads * group, layer_shape().head_dim);

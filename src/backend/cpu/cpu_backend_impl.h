@@ -56,7 +56,7 @@ class CpuAttention {
     std::size_t first_partial = 0;
     std::size_t partials = 0;
     std::uint32_t entries = 0;    // of all frames
-    std::size_t rotation = 0;     // index in rotations_
+    std::size_t rotation = 0;     // index in rotations_, of the layers that rotate
     std::size_t first_key = 0;    // of its keys' rotations, in floats
     std::size_t first_query = 0;  // of its queries' rotations, in floats
   };
@@ -105,6 +105,8 @@ class CpuAttention {
   void add_partials(Table& table);
   void fill_rotations();
   const LayerShape& layer_shape() const { return shape_.layers[static_cast<std::size_t>(layer_)]; }
+  // Rotated dimensions of the layer's heads: those of its tables' rotation, or 0.
+  int rotary() const { return rotations_[static_cast<std::size_t>(layer_shape().rotation)].rotary(); }
   const RotationTable& rotation_of(const Table& table) const { return rotations_[table.rotation]; }
   void set_layer(int layer);
   void rotate_queries(const float* query);

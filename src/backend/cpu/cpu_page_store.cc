@@ -41,7 +41,10 @@ const float* RotationTable::of(std::int64_t position) {
 }
 
 CpuPageStore::CpuPageStore(const KernelTable* kernels, ThreadPool* threads, const std::vector<Rotation>& rotations)
-    : kernels_(*kernels), threads_(*threads), rotations_(rotations.begin(), rotations.end()) {}
+    : kernels_(*kernels),
+      threads_(*threads),
+      rotations_(rotations.begin(), rotations.end()),
+      turns_(rotations.size()) {}
 
 CpuPageStore::~CpuPageStore() {
   for (const Arena& arena : arenas_)
@@ -88,17 +91,25 @@ void CpuPageStore::copy(std::span<const PageId> from, std::span<const PageId> to
   }
 }
 
-void CpuPageStore::fill_turns(std::span<const SlotMove> moves) {
-  if (moves.empty()) return;
-  RotationTable& rotation = rotation_of(moves.front().to[0]);
-  turn_floats_ = rotation.floats();
-  turns_.resize(moves.size() * turn_floats_);
-  for (std::size_t m = 0; m < moves.size(); ++m)
-    if (moves[m].shift != 0) std::copy_n(rotation.of(moves[m].shift), turn_floats_, turns_.data() + m * turn_floats_);
+void CpuPageStore::fill_turns(ColumnLanes lanes, std::span<const SlotMove> moves) {
+  for (std::vector<float>& turns : turns_) turns.clear();
+  if (std::ranges::all_of(moves, [](const SlotMove& move) { return move.shift == 0; })) return;
+  for (int lane = 0; lane < (lanes.rotations.empty() ? 1 : lanes.count); ++lane) {
+    const auto of = static_cast<std::size_t>(lanes.rotation(lane, format(moves.front().to[lane])));
+    RotationTable& rotation = rotations_[of];
+    const std::size_t floats = rotation.floats();
+    if (floats == 0 || !turns_[of].empty()) continue;
+    turns_[of].resize(moves.size() * floats);
+    for (std::size_t m = 0; m < moves.size(); ++m)
+      if (moves[m].shift != 0) std::copy_n(rotation.of(moves[m].shift), floats, turns_[of].data() + m * floats);
+  }
 }
 
-const float* CpuPageStore::turn_of(std::size_t move, const SlotMove& what) const {
-  return what.shift != 0 ? turns_.data() + move * turn_floats_ : nullptr;
+CpuPageStore::Turn CpuPageStore::turn_of(std::size_t move, const SlotMove& what, int rotation) const {
+  const std::vector<float>& turns = turns_[static_cast<std::size_t>(rotation)];
+  const int rotary = rotations_[static_cast<std::size_t>(rotation)].rotary();
+  if (what.shift == 0 || turns.empty()) return {rotary};
+  return {rotary, turns.data() + move * static_cast<std::size_t>(rotary)};
 }
 
 const std::byte* CpuPageStore::opened(PageId page, std::byte* room) const {
@@ -108,26 +119,25 @@ const std::byte* CpuPageStore::opened(PageId page, std::byte* room) const {
 }
 
 // Keys that were multiplied with a Hadamard matrix are rotated between two of its products.
-void CpuPageStore::rotate_open(const PageFormat& open, std::byte* page, SlotMask slots, const float* turn) const {
-  const RotationTable& rotation = rotation_of(open);
+void CpuPageStore::rotate_open(const PageFormat& open, std::byte* page, SlotMask slots, Turn turn) const {
+  if (turn.cosines == nullptr) return;
   if (open.hadamard_keys) hadamard_keys(open, page, slots);
-  kernels_.rotate_keys(open, page, slots, rotation.rotary(), turn, turn + rotation.floats() / 2);
+  kernels_.rotate_keys(open, page, slots, turn.rotary, turn.cosines, turn.sines());
   if (open.hadamard_keys) hadamard_keys(open, page, slots);
 }
 
 void CpuPageStore::move_slots(const PageFormat& open, const std::byte* from, SlotMask slots, std::byte* to, int to_slot,
-                              const float* turn) const {
-  const int rotary = rotation_of(open).rotary();
-  if (turn == nullptr || !open.hadamard_keys) {
-    kernels_.move_slots(open, from, slots, to, to_slot, rotary, turn, turn != nullptr ? turn + rotary / 2 : nullptr);
+                              Turn turn) const {
+  if (turn.cosines == nullptr || !open.hadamard_keys) {
+    kernels_.move_slots(open, from, slots, to, to_slot, turn.rotary, turn.cosines, turn.sines());
     return;
   }
-  kernels_.move_slots(open, from, slots, to, to_slot, rotary, nullptr, nullptr);
+  kernels_.move_slots(open, from, slots, to, to_slot, turn.rotary, nullptr, nullptr);
   rotate_open(open, to, slot_range(to_slot, to_slot + std::popcount(slots)), turn);
 }
 
-void CpuPageStore::move(int lanes, std::span<const SlotMove> moves) {
-  fill_turns(moves);
+void CpuPageStore::move(ColumnLanes lanes, std::span<const SlotMove> moves) {
+  fill_turns(lanes, moves);
   const auto move_lane = [&](int lane) {
     alignas(64) std::byte room[kMostOpenBytes];
     const PageId* decoded = nullptr;  // what `room` holds
@@ -137,20 +147,21 @@ void CpuPageStore::move(int lanes, std::span<const SlotMove> moves) {
       const std::byte* from = room;
       if (decoded != move.from || !format(move.from[lane]).encoded()) from = opened(move.from[lane], room);
       if (from == room) decoded = move.from;
-      move_slots(open, from, move.slots, data(move.to[lane]), move.to_slot, turn_of(m, move));
+      move_slots(open, from, move.slots, data(move.to[lane]), move.to_slot,
+                 turn_of(m, move, lanes.rotation(lane, open)));
     }
   };
   // One token's move is done sooner than other threads wake.
   if (moves.size() < 4) {
-    for (int lane = 0; lane < lanes; ++lane) move_lane(lane);
+    for (int lane = 0; lane < lanes.count; ++lane) move_lane(lane);
   } else {
-    threads_.parallel_for(lanes, move_lane);
+    threads_.parallel_for(lanes.count, move_lane);
   }
 }
 
-void CpuPageStore::repack(int lanes, std::span<const SlotMove> moves) {
-  fill_turns(moves);
-  threads_.parallel_for(lanes, [&](int lane) {
+void CpuPageStore::repack(ColumnLanes lanes, std::span<const SlotMove> moves) {
+  fill_turns(lanes, moves);
+  threads_.parallel_for(lanes.count, [&](int lane) {
     alignas(64) std::byte source[kMostOpenBytes];
     alignas(64) std::byte filled[kMostOpenBytes];
     const PageId* decoded = nullptr;
@@ -165,7 +176,7 @@ void CpuPageStore::repack(int lanes, std::span<const SlotMove> moves) {
       if (std::exchange(decoded, move.from) != move.from) {
         if (const std::byte* at = opened(move.from[lane], source); at != source) std::memcpy(source, at, open.bytes());
       }
-      move_slots(open, source, move.slots, filled, move.to_slot, turn_of(m, move));
+      move_slots(open, source, move.slots, filled, move.to_slot, turn_of(m, move, lanes.rotation(lane, open)));
       if (!last) continue;
       const int count = move.to_slot + std::popcount(move.slots);
       if (format(target).encoded()) {
@@ -184,10 +195,12 @@ void CpuPageStore::seal(int lanes, std::span<const PageSeal> seals) {
   });
 }
 
-void CpuPageStore::rotate(int lanes, std::span<const SlotRotation> rotations, std::int64_t shift) {
+void CpuPageStore::rotate(ColumnLanes lanes, std::span<const SlotRotation> rotations, std::int64_t shift) {
   if (rotations.empty()) return;
-  const float* turn = rotation_of(rotations.front().pages[0]).of(shift);
-  threads_.parallel_for(lanes, [&](int lane) {
+  const SlotMove one{.to = rotations.front().pages, .shift = shift};
+  fill_turns(lanes, {&one, 1});
+  threads_.parallel_for(lanes.count, [&](int lane) {
+    const Turn turn = turn_of(0, one, lanes.rotation(lane, format(one.to[lane])));
     alignas(64) std::byte room[kMostOpenBytes];
     for (const SlotRotation& rotation : rotations) {
       const PageId page = rotation.pages[lane];

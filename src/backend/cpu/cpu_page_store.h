@@ -53,10 +53,10 @@ class CpuPageStore final : public PageStore {
   void give_back(PageClass of, std::uint64_t first, std::uint64_t count) override;
   void clear(std::span<const PageId> pages) override;
   void copy(std::span<const PageId> from, std::span<const PageId> to) override;
-  void move(int lanes, std::span<const SlotMove> moves) override;
-  void repack(int lanes, std::span<const SlotMove> moves) override;
+  void move(ColumnLanes lanes, std::span<const SlotMove> moves) override;
+  void repack(ColumnLanes lanes, std::span<const SlotMove> moves) override;
   void seal(int lanes, std::span<const PageSeal> seals) override;
-  void rotate(int lanes, std::span<const SlotRotation> rotations, std::int64_t shift) override;
+  void rotate(ColumnLanes lanes, std::span<const SlotRotation> rotations, std::int64_t shift) override;
   void read_keys(PageId page, float* keys) const override;                           // cpu_page_floats.cc
   void read_values(PageId page, float* values) const override;                       // cpu_page_floats.cc
   void read_rows(PageId page, int first, int count, std::byte* out) const override;  // cpu_page_rows.cc
@@ -75,24 +75,26 @@ class CpuPageStore final : public PageStore {
   };
 
   const Arena& arena(PageId page) const { return arenas_[static_cast<std::size_t>(page_class(page))]; }
-  RotationTable& rotation_of(PageId page) { return rotations_[static_cast<std::size_t>(format(page).rotation)]; }
-  const RotationTable& rotation_of(const PageFormat& page) const {
-    return rotations_[static_cast<std::size_t>(page.rotation)];
-  }
-  void fill_turns(std::span<const SlotMove> moves);
-  const float* turn_of(std::size_t move, const SlotMove& what) const;
+  // By what a lane's keys are turned.
+  struct Turn {
+    int rotary = 0;
+    const float* cosines = nullptr;  // [rotary / 2], the sines behind them; null: no turn
+    const float* sines() const { return cosines != nullptr ? cosines + rotary / 2 : nullptr; }
+  };
+  // Prepares turn_of for these moves.
+  void fill_turns(ColumnLanes lanes, std::span<const SlotMove> moves);
+  Turn turn_of(std::size_t move, const SlotMove& what, int rotation) const;
   // The page in 16 bits, at `room` if it is encoded.
   const std::byte* opened(PageId page, std::byte* room) const;
-  void rotate_open(const PageFormat& open, std::byte* page, SlotMask slots, const float* turn) const;
+  void rotate_open(const PageFormat& open, std::byte* page, SlotMask slots, Turn turn) const;
   void move_slots(const PageFormat& open, const std::byte* from, SlotMask slots, std::byte* to, int to_slot,
-                  const float* turn) const;
+                  Turn turn) const;
 
   const KernelTable& kernels_;
   ThreadPool& threads_;
   std::vector<RotationTable> rotations_;
   std::array<Arena, kMaxPageClasses> arenas_;
-  std::vector<float> turns_;     // rotations of the moves at hand, all of lanes that are rotated alike
-  std::size_t turn_floats_ = 0;  // of one
+  std::vector<std::vector<float>> turns_;  // [rotations_][moves at hand][rotary]; empty: none turns by it
 };
 
 }  // namespace kvasir

@@ -47,7 +47,7 @@ void CpuAttention::store_head(const LayerTable& table, int head, const float* ke
                  ? open_page(table, static_cast<std::size_t>(seal - batch.seals.begin()), head)
                  : store_->data(batch.pages[std::size_t{place.column} * static_cast<std::size_t>(batch.lanes) + lane]);
     }
-    kernels_.rope(keys + at, 1, dim, static_cast<int>(floats), rotation, rotation + floats / 2, 1.0F, key);
+    kernels_.rope(keys + at, 1, dim, rotary(), rotation, rotation + floats / 2, 1.0F, key);
     if (open.hadamard_keys) hadamard(key, 1, dim);
     const float* own = values + at;
     if (open.hadamard_values) {

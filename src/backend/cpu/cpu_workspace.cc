@@ -77,6 +77,7 @@ std::uint64_t CpuAttention::workspace_bytes(const BackendShape& shape, const Bac
   std::uint64_t rotated = 0, states = 0, layer_lists = 0, tasks = 0, shares = 0, staged = 0, selected = 0,
                 recalling = 0;
   std::uint64_t weights = 0, masks = 0, masses = 0, spans = 0;
+  const auto rotary = static_cast<std::uint64_t>(std::ranges::max_element(shape.rotations, {}, &Rotation::dims)->dims);
   const auto most = [](std::uint64_t* bytes, std::uint64_t other) { *bytes = std::max(*bytes, other); };
   for (const Backend::WorkspaceRequest::Tables& of : request.tables) {
     const LayerShape& layer = shape.layers[static_cast<std::size_t>(of.layer)];
@@ -88,7 +89,6 @@ std::uint64_t CpuAttention::workspace_bytes(const BackendShape& shape, const Bac
     const auto all_tables = static_cast<std::uint64_t>(of.all);
     const auto frames = static_cast<std::uint64_t>(of.frames);
     const auto entries = static_cast<std::uint64_t>(of.entries);
-    const auto rotary = static_cast<std::uint64_t>(shape.rotations[static_cast<std::size_t>(layer.rotation)].dims);
 
     rotations += all_tables * rows * (1 + frames) * rotary * sizeof(float);
     most(&rotated, tables * frames * rows * heads * dim * sizeof(float));
