@@ -135,6 +135,8 @@ TEST(ModelFile, HeaderOnlyOpensWhatIsCutBehindTheHeader) {
   EXPECT_FALSE(File::open(shorter, {.header_only = true}).ok());
   EXPECT_EQ(File::open(cut + ".absent").status().code(), StatusCode::kNotFound);
   EXPECT_EQ(File::open(testing::TempDir()).status().code(), StatusCode::kInvalidArgument);
+  std::filesystem::remove(cut);
+  std::filesystem::remove(shorter);
 }
 
 // Damage in the first 200 KB: all of the header and the first tensors.
