@@ -91,6 +91,9 @@ struct BatchTable {
   std::span<const std::uint32_t> offloaded_rows;
   std::span<const std::uint32_t> offloaded_first;
 
+  PageId page(std::uint32_t column, int lane) const {
+    return pages[std::size_t{column} * static_cast<std::size_t>(lanes) + static_cast<std::size_t>(lane)];
+  }
   Position query_position(std::size_t frame, int row) const {
     return query_positions[frame * static_cast<std::size_t>(rows) + static_cast<std::size_t>(row)];
   }

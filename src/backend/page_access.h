@@ -32,9 +32,7 @@ struct LaneRow {
   std::span<const float> queries_of(std::size_t frame) const {
     return {queries + frame * frame_stride, static_cast<std::size_t>(group) * static_cast<std::size_t>(head_dim)};
   }
-  PageId page(std::uint32_t column) const {
-    return table->pages[std::size_t{column} * static_cast<std::size_t>(table->lanes) + static_cast<std::size_t>(lane)];
-  }
+  PageId page(std::uint32_t column) const { return table->page(column, lane); }
 };
 
 // Chooses which of the tokens that a row sees it reads. It belongs to one sequence (BatchSequence::selector).

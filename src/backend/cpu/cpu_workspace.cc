@@ -101,9 +101,9 @@ std::uint64_t CpuAttention::workspace_bytes(const BackendShape& shape, const Bac
     most(&states, std::max(rows * heads * 2, split * (1 + partials)) * (dim + 2) * sizeof(float));
     const auto tile_rows = static_cast<std::uint64_t>(std::max(1, kNarrowTile / layer.group()));
     const std::uint64_t tiles = kv_heads * ((rows + tile_rows - 1) / tile_rows + sequences);
-    table_lists += sequences * all_tables * (partials * sizeof(Partial) + sizeof(Table));
+    table_lists += sequences * all_tables * (partials * sizeof(TablePartial) + sizeof(PassTable));
     most(&layer_lists, sequences * tables * sizeof(LayerTable));
-    most(&tasks, tiles * sizeof(Task));
+    most(&tasks, tiles * sizeof(AttentionTask));
     most(&shares, std::min(few, tiles) * partials * sizeof(shares_.front()));
 
     // Observed weights of some rows, their masses, and the masks of their tokens.
@@ -111,13 +111,13 @@ std::uint64_t CpuAttention::workspace_bytes(const BackendShape& shape, const Bac
       const std::uint64_t wanted = std::min(rows, static_cast<std::uint64_t>(of.observed_rows) * sequences);
       const std::uint64_t row = heads * entries * slots;
       const std::uint64_t least = of.weights ? row : row / tables;
-      const std::uint64_t all = std::min(wanted * row, std::max<std::uint64_t>(kMostWeights, least));
+      const std::uint64_t all = std::min(wanted * row, std::max<std::uint64_t>(ObservedWeights::kMost, least));
       const std::uint64_t unit =
-          std::min<std::uint64_t>(all, static_cast<std::uint64_t>(most_unit_rows(layer, threads)) * row);
+          std::min<std::uint64_t>(all, static_cast<std::uint64_t>(most_observed_rows(layer, threads)) * row);
       most(&weights, (all + all / slots) * sizeof(float));
       most(&masks, all / slots / group * sizeof(SlotMask));
       most(&masses, unit * tables / heads * static_cast<std::uint64_t>(of.reductions) * sizeof(double));
-      most(&spans, (wanted + tables) * heads * sizeof(observed_.front()));
+      most(&spans, (wanted + tables) * heads * sizeof(std::span<const float>));
     }
     most(&staged, rows / slots * kv_heads * of.staged_page_bytes);
     most(&selected, std::min(rows, static_cast<std::uint64_t>(of.selected_rows) * sequences) * kv_heads * entries *
@@ -131,18 +131,9 @@ std::uint64_t CpuAttention::workspace_bytes(const BackendShape& shape, const Bac
 }
 
 std::uint64_t CpuAttention::allocated_bytes() const {
-  std::uint64_t cached = 0;
-  for (const RotationTable& rotation : rotations_) cached += RotationTable::bytes(rotation.rotary());
-  return cached + tables_.capacity() * sizeof(Table) + partials_.capacity() * sizeof(Partial) +
-         layer_tables_.capacity() * sizeof(LayerTable) + tasks_.capacity() * sizeof(Task) +
+  return tables_.allocated_bytes() + observed_.allocated_bytes() + tasks_.capacity() * sizeof(AttentionTask) +
          shares_.capacity() * sizeof(shares_.front()) + recalling_.capacity() * sizeof(recalling_.front()) +
-         observed_.capacity() * sizeof(observed_.front()) + read_.bytes() + staged_.bytes() + key_rotation_.bytes() +
-         query_rotation_.bytes() + rotated_.bytes() + state_weighted_.bytes() + state_scalars_.bytes() +
-         weights_.bytes() + weight_maxima_.bytes() + retained_.bytes() + masses_.bytes();
-}
-
-int CpuAttention::most_unit_rows(const LayerShape& shape, int threads) {
-  return std::max(1, kNarrowTile / shape.group()) * std::max(1, 4 * threads / shape.kv_heads);
+         read_.bytes() + rotated_.bytes() + state_weighted_.bytes() + state_scalars_.bytes();
 }
 
 }  // namespace kvasir

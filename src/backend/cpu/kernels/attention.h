@@ -82,8 +82,8 @@ struct Attention {
           if (!block.live(e, live)) continue;
           if (!opened)
             for (int i = 0; i < 2 * side; i += 16)
-              Simd::store(page + i, Simd::template load<kType>(partial.pages[e] +
-                                                               static_cast<std::size_t>(i) * kElementBytes<kType>));
+              Simd::store(page + i, Simd::template load_elements<kType>(partial.pages[e] + static_cast<std::size_t>(i) *
+                                                                                               kElementBytes<kType>));
           // Keys as floats take as many bytes as a page of 16 bits: while the first block reads them, the next page is
           // fetched.
           const auto* keys = reinterpret_cast<const std::byte*>(page);
@@ -160,7 +160,7 @@ struct Attention {
         const auto bits = static_cast<std::uint16_t>(live >> slot);
         if (bits == 0) continue;
         // pack may write 16 floats: those behind the live ones were read already, or are written next.
-        Simd::pack(bits, query.weights + count, Simd::mul(Simd::load(raw + slot), scale));
+        Simd::pack(bits, query.weights + count, Simd::load(raw + slot) * scale);
         count += __builtin_popcount(bits);
       }
     }
@@ -177,7 +177,7 @@ struct Attention {
       for (int g = 0; g < kQueries; ++g) {
         const float q = queries[g * head_dim + d];
         const float* side = bounds + (q >= 0 ? kScoredSegments : 0);
-        sum[g] = Simd::add(sum[g], Simd::mul(Simd::all(q), Simd::load(side)));
+        sum[g] += Simd::all(q) * Simd::load(side);
       }
     Floats most = Simd::load(best);
     for (const Floats& s : sum) most = Simd::where(Simd::less_or_nan(most, s), s, most);

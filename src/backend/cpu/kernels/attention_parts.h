@@ -47,7 +47,7 @@ struct AttentionParts {
         if constexpr (kFetch) fetch<kVectors * 16 * kSize>(row + ahead, kBegin);
         Floats k[kVectors];
         for (int v = 0; v < kVectors; ++v)
-          k[v] = Simd::template load<kType>(row + static_cast<std::size_t>(v) * 16 * kSize);
+          k[v] = Simd::template load_elements<kType>(row + static_cast<std::size_t>(v) * 16 * kSize);
         for (int i = 0; i < kQueries; ++i) {
           const Floats a = Simd::all(of_row[i]);
           for (int v = 0; v < kVectors; ++v) sum[i][v] = Simd::fma(a, k[v], sum[i][v]);
@@ -69,8 +69,7 @@ struct AttentionParts {
     const std::size_t begin = static_cast<std::size_t>(offset) * kSize;
     Floats sum[kQueries][kVectors];
     for (int i = 0; i < kQueries; ++i)
-      for (int v = 0; v < kVectors; ++v)
-        sum[i][v] = Simd::mul(Simd::load(weighted[i] + offset + v * 16), Simd::all(keep[i]));
+      for (int v = 0; v < kVectors; ++v) sum[i][v] = Simd::load(weighted[i] + offset + v * 16) * Simd::all(keep[i]);
     SlotMask any = 0;
     SlotMask all = ~SlotMask{0};
     for (int i = 0; i < kQueries; ++i) {
@@ -83,7 +82,7 @@ struct AttentionParts {
       if constexpr (kFetch) fetch<kVectors * 16 * kSize>(at + ahead, begin);
       Floats x[kVectors];
       for (int v = 0; v < kVectors; ++v)
-        x[v] = Simd::template load<kType>(at + static_cast<std::size_t>(v) * 16 * kSize);
+        x[v] = Simd::template load_elements<kType>(at + static_cast<std::size_t>(v) * 16 * kSize);
       const auto add = [&](int i) __attribute__((always_inline)) {
         const Floats w = Simd::all(weight[i * 64 + s]);
         for (int v = 0; v < kVectors; ++v) sum[i][v] = Simd::fma(w, x[v], sum[i][v]);
@@ -147,10 +146,10 @@ struct AttentionParts {
       const Floats of_query = Simd::all_of_quarter(most, i);
       total[i] = Simd::zero();
       for (int v = 0; v < kSlotVectors; ++v) {
-        const Floats p = Simd::where(mask(i, v), Simd::exp(Simd::sub(score_of(from + i, v), of_query)));
+        const Floats p = Simd::where(mask(i, v), Simd::exp(score_of(from + i, v) - of_query));
         Simd::store(weight + (from + i) * 64 + v * 16, p);
         if (block.observed[from + i] != nullptr) Simd::store(block.observed[from + i] + (e * kSlotVectors + v) * 16, p);
-        total[i] = Simd::add(total[i], p);
+        total[i] += p;
       }
       if (block.observed[from + i] != nullptr)
         partial.weight_maxima[static_cast<std::size_t>(first + from + i) * partial.weight_maximum_stride +
@@ -189,10 +188,10 @@ struct AttentionParts {
       const float maximum = Simd::greatest(highest);
       Floats total = Simd::zero();
       for (int v = 0; v < kSlotVectors; ++v) {
-        const Floats p = Simd::where(mask(v), Simd::exp(Simd::sub(score_of(i, v), Simd::all(maximum))));
+        const Floats p = Simd::where(mask(v), Simd::exp(score_of(i, v) - Simd::all(maximum)));
         Simd::store(weight + i * 64 + v * 16, p);
         if (block.observed[i] != nullptr) Simd::store(block.observed[i] + (e * kSlotVectors + v) * 16, p);
-        total = Simd::add(total, p);
+        total += p;
       }
       if (block.observed[i] != nullptr)
         partial.weight_maxima[static_cast<std::size_t>(first + i) * partial.weight_maximum_stride +

@@ -58,10 +58,10 @@ struct Elementwise {
       const float largest = Simd::greatest(most);
       const bool finite = Simd::finite(first) && Simd::finite(second);
       const Floats inverse = Simd::all(largest >= kQ8Smallest ? 127.0F / largest : 0.0F);
-      const Ints q0 = finite ? Simd::rounded(Simd::mul(first, inverse)) : Simd::no_ints();
-      const Ints q1 = finite ? Simd::rounded(Simd::mul(second, inverse)) : Simd::no_ints();
+      const Ints q0 = finite ? Simd::rounded(first * inverse) : Simd::no_ints();
+      const Ints q1 = finite ? Simd::rounded(second * inverse) : Simd::no_ints();
       Simd::store_bytes(to.quants, q0, q1);
-      const int sums[2] = {Simd::sum(q0), Simd::sum(q1)};
+      const int sums[2] = {Simd::sum_ints(q0), Simd::sum_ints(q1)};
       *to.scale = finite ? largest / 127.0F : __builtin_nanf("");
       *to.scaled_sum = *to.scale * static_cast<float>(sums[0] + sums[1]);
       *to.sum = -128 * (sums[0] + sums[1]);
@@ -83,54 +83,51 @@ struct Elementwise {
         });
     const Floats inverse = Simd::all(inverse_root(Simd::sum(lanes), n, eps));
     for_each(
-        n, [&](const auto& place) __attribute__((always_inline)) {
-          place.set(out, Simd::mul(Simd::mul(place.of(x), inverse), place.of(weight)));
-        });
+        n, [&](const auto& place)
+               __attribute__((always_inline)) { place.set(out, place.of(x) * inverse * place.of(weight)); });
   }
 
   static void layer_norm(const float* x, const float* weight, const float* bias, int n, float eps, float* out) {
     Floats lanes = Simd::zero();
     for_each(
-        n, [&](const auto& place) __attribute__((always_inline)) { lanes = Simd::add(lanes, place.of(x)); });
+        n, [&](const auto& place) __attribute__((always_inline)) { lanes += place.of(x); });
     const Floats mean = Simd::all(Simd::sum(lanes) / static_cast<float>(n));
     lanes = Simd::zero();
     for_each(
         n, [&](const auto& place) __attribute__((always_inline)) {
-          const Floats v = place.where(Simd::sub(place.of(x), mean));
+          const Floats v = place.where(place.of(x) - mean);
           lanes = Simd::fma(v, v, lanes);
         });
     const Floats inverse = Simd::all(inverse_root(Simd::sum(lanes), n, eps));
     for_each(
         n, [&](const auto& place) __attribute__((always_inline)) {
-          const Floats v = Simd::mul(Simd::sub(place.of(x), mean), inverse);
-          place.set(out, Simd::add(Simd::mul(v, place.of(weight)), place.of(bias)));
+          const Floats v = (place.of(x) - mean) * inverse;
+          place.set(out, v * place.of(weight) + place.of(bias));
         });
   }
 
-  [[gnu::always_inline]] static Floats silu(Floats x) {
-    return Simd::div(x, Simd::add(Simd::all(1.0F), Simd::exp(Simd::sub(Simd::zero(), x))));
-  }
+  [[gnu::always_inline]] static Floats silu(Floats x) { return x / (Simd::all(1.0F) + Simd::exp(Simd::zero() - x)); }
 
   // erfc(z) = p(t) exp(-z^2), t = 1 / (1 + 0.3275911 z), for z >= 0: Abramowitz & Stegun 7.1.26, off by 1.5e-7 at most.
   [[gnu::always_inline]] static Floats gelu(Floats x) {
     const Floats one = Simd::all(1.0F);
-    const Floats z = Simd::mul(Simd::abs(x), Simd::all(0.70710678F));
-    const Floats t = Simd::div(one, Simd::fma(z, Simd::all(0.3275911F), one));
+    const Floats z = Simd::abs(x) * Simd::all(0.70710678F);
+    const Floats t = one / Simd::fma(z, Simd::all(0.3275911F), one);
     Floats p = Simd::all(1.061405429F);
     p = Simd::fma(p, t, Simd::all(-1.453152027F));
     p = Simd::fma(p, t, Simd::all(1.421413741F));
     p = Simd::fma(p, t, Simd::all(-0.284496736F));
     p = Simd::fma(p, t, Simd::all(0.254829592F));
-    const Floats square = Simd::mul(z, Simd::sub(Simd::zero(), z));
-    const Floats tail_area = Simd::mul(Simd::mul(p, t), Simd::exp(square));
-    const Floats area = Simd::where(Simd::less(x, Simd::zero()), tail_area, Simd::sub(Simd::all(2.0F), tail_area));
-    return Simd::mul(Simd::mul(x, Simd::all(0.5F)), area);
+    const Floats square = z * (Simd::zero() - z);
+    const Floats tail_area = p * t * Simd::exp(square);
+    const Floats area = Simd::where(Simd::less(x, Simd::zero()), tail_area, Simd::all(2.0F) - tail_area);
+    return x * Simd::all(0.5F) * area;
   }
 
   // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)).
   [[gnu::always_inline]] static Floats gelu_tanh(Floats x) {
-    const Floats factor = Simd::fma(Simd::mul(x, x), Simd::all(-0.0713548163F), Simd::all(-1.59576912F));
-    return Simd::div(x, Simd::add(Simd::all(1.0F), Simd::exp(Simd::mul(x, factor))));
+    const Floats factor = Simd::fma(x * x, Simd::all(-0.0713548163F), Simd::all(-1.59576912F));
+    return x / (Simd::all(1.0F) + Simd::exp(x * factor));
   }
 
   template <Floats kFunction(Floats)>
@@ -138,7 +135,7 @@ struct Elementwise {
     for_each(
         n, [&](const auto& place) __attribute__((always_inline)) {
           const Floats y = kFunction(place.of(x));
-          place.set(out, factor != nullptr ? Simd::mul(y, place.of(factor)) : y);
+          place.set(out, factor != nullptr ? y * place.of(factor) : y);
         });
   }
 
@@ -152,8 +149,7 @@ struct Elementwise {
 
   static void add(float* x, const float* y, int n) {
     for_each(
-        n, [&](const auto& place)
-               __attribute__((always_inline)) { place.set(x, Simd::add(place.of(x), place.of(y))); });
+        n, [&](const auto& place) __attribute__((always_inline)) { place.set(x, place.of(x) + place.of(y)); });
   }
 
   // Calls run.operator()<type>() with the type of keys that are not encoded.
@@ -175,10 +171,10 @@ struct Elementwise {
       for (int d = 0; d < shape.head_dim; d += 16) {
         const int count = shape.head_dim - d < 16 ? shape.head_dim - d : 16;
         const auto lanes = Simd::first(count);
-        Simd::template store_first<kType>(values + static_cast<std::size_t>(d) * kSize, count,
-                                          Simd::load(lanes, value + d));
+        Simd::template store_first_elements<kType>(values + static_cast<std::size_t>(d) * kSize, count,
+                                                   Simd::load(lanes, value + d));
         alignas(64) std::byte converted[64];
-        Simd::template store_first<kType>(converted, 16, Simd::load(lanes, key + d));
+        Simd::template store_first_elements<kType>(converted, 16, Simd::load(lanes, key + d));
         for (int i = 0; i < count; ++i)
           __builtin_memcpy(page + static_cast<std::size_t>((d + i) * shape.slots + slot) * kSize,
                            converted + static_cast<std::size_t>(i) * kSize, kSize);
@@ -194,9 +190,9 @@ struct Elementwise {
     [[gnu::always_inline]] static Rotated of(const std::byte* row_a, const std::byte* row_b, float cosine, float sine) {
       const Floats c = Simd::all(cosine);
       const Floats s = Simd::all(sine);
-      const Floats a = Simd::template load<kType>(row_a);
-      const Floats b = Simd::template load<kType>(row_b);
-      return {Simd::sub(Simd::mul(a, c), Simd::mul(b, s)), Simd::add(Simd::mul(a, s), Simd::mul(b, c))};
+      const Floats a = Simd::template load_elements<kType>(row_a);
+      const Floats b = Simd::template load_elements<kType>(row_b);
+      return {a * c - b * s, a * s + b * c};
     }
   };
 
@@ -211,8 +207,8 @@ struct Elementwise {
           if (live == 0) continue;
           std::byte* row = page + static_cast<std::size_t>(2 * i) * row_bytes + static_cast<std::size_t>(slot) * kSize;
           const Rotated rows = Rotated::template of<kType>(row, row + row_bytes, cosine[i], sine[i]);
-          Simd::template store<kType>(live, row, rows.a);
-          Simd::template store<kType>(live, row + row_bytes, rows.b);
+          Simd::template store_elements<kType>(live, row, rows.a);
+          Simd::template store_elements<kType>(live, row + row_bytes, rows.b);
         }
     });
   }
@@ -234,11 +230,11 @@ struct Elementwise {
         std::byte* target = to + static_cast<std::size_t>(at) * kSize;
         for (int i = 0; i < rotated / 2; ++i, source += 2 * row_bytes, target += 2 * row_bytes) {
           const Rotated rows = Rotated::template of<kType>(source, source + row_bytes, cosine[i], sine[i]);
-          Simd::template pack<kType>(live, target, rows.a);
-          Simd::template pack<kType>(live, target + row_bytes, rows.b);
+          Simd::template pack_elements<kType>(live, target, rows.a);
+          Simd::template pack_elements<kType>(live, target + row_bytes, rows.b);
         }
         for (int d = rotated; d < shape.head_dim; ++d, source += row_bytes, target += row_bytes)
-          Simd::template pack<kType>(live, target, Simd::template load<kType>(source));
+          Simd::template pack_elements<kType>(live, target, Simd::template load_elements<kType>(source));
         at += __builtin_popcount(live);
       }
     });
@@ -249,10 +245,10 @@ struct Elementwise {
   }
 
   static double sum_weights(const float* weights, int n) {
-    typename Simd::Doubles sums = Simd::no_doubles();
+    typename Simd::Doubles sums;
     for_each(
-        n, [&](const auto& place) __attribute__((always_inline)) { sums = Simd::add(sums, place.of(weights)); });
-    return Simd::sum(sums);
+        n, [&](const auto& place) __attribute__((always_inline)) { sums.add(place.of(weights)); });
+    return sums.sum();
   }
 
   static void add_weights(const float* weights, int n, double factor, double* mass) {

@@ -23,7 +23,9 @@ struct EncodedAttention {
   using Parts = AttentionParts<Simd>;
   using Opener = SideOpener<Simd>;
 
-  [[gnu::always_inline]] static Floats halves(const std::byte* p) { return Simd::template load<KvType::kF16>(p); }
+  [[gnu::always_inline]] static Floats halves(const std::byte* p) {
+    return Simd::template load_elements<KvType::kF16>(p);
+  }
 
   // Queries as integers, for q8 keys.
   struct QueryIntegers {
@@ -105,7 +107,7 @@ struct EncodedAttention {
     for (int i = 0; i < kQueries; ++i)
       for (int v = 0; v < kVectors; ++v) {
         sum[i][v] = part[0][i][v];
-        for (int t = 1; t < kSteps; ++t) sum[i][v] = Simd::add(sum[i][v], part[t][i][v]);
+        for (int t = 1; t < kSteps; ++t) sum[i][v] = Simd::add_ints(sum[i][v], part[t][i][v]);
       }
   }
 
@@ -120,7 +122,7 @@ struct EncodedAttention {
       const Units<1> units(most);
       out.unit[i] = units.unit[0];
       for (int d = 0; d < partial.head_dim; d += 16)
-        Simd::store_integers(out.n[i] + d, Simd::mul(Simd::load(q + d), Simd::all(units.inverse[0])));
+        Simd::store_integers(out.n[i] + d, Simd::load(q + d) * Simd::all(units.inverse[0]));
     }
   }
 
@@ -148,7 +150,7 @@ struct EncodedAttention {
       }
       for (int i = 0; i < kQueries; ++i)
         for (int v = 0; v < kVectors; ++v)
-          Simd::store(score + i * 64 + (v0 + v) * 16, Simd::mul(Simd::all(unit[i]), total[i][v]));
+          Simd::store(score + i * 64 + (v0 + v) * 16, Simd::all(unit[i]) * total[i][v]);
     }
   }
 
@@ -177,7 +179,7 @@ struct EncodedAttention {
           const Floats lowest = halves(least + d * 2);
           for (int i = 0; i < kAtOnce; ++i) {
             const Floats x = Simd::load(q[first + i] + d);
-            highest[i] = Simd::most_bits(highest[i], Simd::magnitude(Simd::mul(x, factor)));
+            highest[i] = Simd::most_bits(highest[i], Simd::magnitude(x * factor));
             sum[i] = Simd::fma(x, lowest, sum[i]);
           }
         }
@@ -194,14 +196,14 @@ struct EncodedAttention {
         const Floats factor[2] = {halves(scale + d * 2), halves(scale + d * 2 + 32)};
         for (int i = 0; i < kQueries; ++i) {
           const Floats inverse = Simd::all(units.inverse[i]);
-          Simd::store_integers(n[i] + d, Simd::mul(Simd::mul(Simd::load(q[i] + d), factor[0]), inverse),
-                               Simd::mul(Simd::mul(Simd::load(q[i] + d + 16), factor[1]), inverse));
+          Simd::store_integers(n[i] + d, Simd::load(q[i] + d) * factor[0] * inverse,
+                               Simd::load(q[i] + d + 16) * factor[1] * inverse);
         }
       }
       if (d == dims) return;
       const Floats factor = halves(scale + d * 2);
       for (int i = 0; i < kQueries; ++i)
-        Simd::store_integers(n[i] + d, Simd::mul(Simd::mul(Simd::load(q[i] + d), factor), Simd::all(units.inverse[i])));
+        Simd::store_integers(n[i] + d, Simd::load(q[i] + d) * factor * Simd::all(units.inverse[i]));
     }
   };
 
@@ -305,7 +307,7 @@ struct EncodedAttention {
           const Floats inverse = Simd::all(units.inverse[i]);
           const auto scaled = [&](int v) __attribute__((always_inline)) {
             const Mask mask = Simd::mask(static_cast<std::uint16_t>(live[i] >> (v * 16)));
-            return Simd::mul(Simd::mul(mask, Simd::load(weight + i * 64 + v * 16), factor[v]), inverse);
+            return Simd::mul(mask, Simd::load(weight + i * 64 + v * 16), factor[v]) * inverse;
           };
           if constexpr (kSlotVectors == 1) {
             Simd::store_integers(n[group][i], scaled(0));

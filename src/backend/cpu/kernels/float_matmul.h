@@ -40,7 +40,7 @@ struct FloatTiles {
       unrolled<kPanels>([&](auto p) __attribute__((always_inline)) {
         const std::byte* place = w + static_cast<std::size_t>(p) * tile.panel_bytes;
         if constexpr (kRows > 1) _mm_prefetch(reinterpret_cast<const char*>(place + kPrefetchBytes), _MM_HINT_T1);
-        v[p] = Simd::template load<kElementsOf<kType>>(place);
+        v[p] = Simd::template load_elements<kElementsOf<kType>>(place);
       });
       unrolled<kRows>([&](auto r) __attribute__((always_inline)) {
         const Floats a = Simd::all(tile.x[static_cast<std::size_t>(r) * tile.x_stride + static_cast<std::size_t>(i)]);

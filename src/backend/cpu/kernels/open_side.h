@@ -65,7 +65,8 @@ struct SideOpener {
 
   static void open_plain(KvType type, const std::byte* side, int elements, float* plain) {
     if (type != KvType::kF16) return load_side(type, side, elements, plain);
-    for (int i = 0; i < elements; i += 16) Simd::store(plain + i, Simd::template load<KvType::kF16>(side + i * 2));
+    for (int i = 0; i < elements; i += 16)
+      Simd::store(plain + i, Simd::template load_elements<KvType::kF16>(side + i * 2));
   }
 
   template <int kBits>

@@ -22,7 +22,19 @@ constexpr int kWeighed = 4;      // queries weighed together
 constexpr int kPairDims = 32;    // dimensions of a tile: number i is paired with number i + 16
 constexpr int kQueryTiles = 64;  // for all blocks: heads of more than 128 dimensions leave room for fewer blocks
 constexpr std::ptrdiff_t kVectorBytes = 32;
-constexpr std::ptrdiff_t kLineBytes = 64;
+
+[[gnu::always_inline]] inline void scale(float* x, int n, float factor) {
+  const __m512 of = _mm512_set1_ps(factor);
+  for (int i = 0; i < n; i += 16) _mm512_storeu_ps(x + i, _mm512_mul_ps(_mm512_loadu_ps(x + i), of));
+}
+
+// Returns whether all n numbers are finite and none is zero.
+[[gnu::always_inline]] inline bool nonzero_and_finite(const float* x, int n) {
+  constexpr int kNanZeroOrInfinity = 0x9f;
+  __mmask16 other = 0;
+  for (int i = 0; i < n; i += 16) other |= _mm512_fpclass_ps_mask(_mm512_loadu_ps(x + i), kNanZeroOrInfinity);
+  return other == 0;
+}
 
 // Blocks of queries read each page in turn, which is opened for all of them. The tile unit works on the scores of later
 // blocks and on the values of the block before while vectors open pages and weigh. Of its tiles, 0 holds scores, 1 sums
@@ -76,7 +88,8 @@ class TileAttention {
         all &= mask(row, e);
       }
       if (any == 0) continue;
-      begin_fetching(page_ahead(partial_, e), partial_.pages[e]);
+      const std::byte* next = page_ahead(partial_, e);
+      ahead_ = LineFetch(next, next == partial_.pages[e] ? 0 : static_cast<std::size_t>(2 * dim_ * kSlots) * 2);
       fetches_evenly_ = blocks == 1;
       open_keys(partial_.pages[e]);
       finish_sums();
@@ -146,25 +159,6 @@ class TileAttention {
     }
   }
 
-  // The next entry's page is fetched while this one's is read. A single block is limited by memory, so its prefetches
-  // are spread over all steps, in about the shares of their time: of a page, opening keys and values asks for 1/4 and
-  // 1/2, scores and sums for 1/16 each, and weighing for 1/8.
-  void begin_fetching(const std::byte* page, const std::byte* current) {
-    next_line_ = page;
-    fetch_end_ = page == current ? page : page + static_cast<std::size_t>(2 * dim_ * kSlots) * 2;
-  }
-  [[gnu::always_inline]] void fetch_lines(int lines) {
-    for (; lines > 0 && next_line_ < fetch_end_; --lines, next_line_ += kLineBytes) prefetch(next_line_);
-  }
-
-  // Returns the next `lines` lines to fetch, or some that are at hand: fetching those costs less than asking for each
-  // line whether there is one. The last may lie past the end of a page.
-  [[gnu::always_inline]] const std::byte* lines_ahead(int lines, const std::byte* at_hand) {
-    const std::byte* next = next_line_ < fetch_end_ ? next_line_ : at_hand;
-    next_line_ += lines * kLineBytes;
-    return next;
-  }
-
   // Keys are [head_dim][slots]; a row of a tile has two dimensions of 16 slots. Meanwhile pending sums are finished.
   void open_keys(const std::byte* keys) {
     for (int t = 0; t < dim_tiles_; ++t) {
@@ -188,7 +182,7 @@ class TileAttention {
     std::uint16_t* high = row_of(keys_[0][t * kSlotVectors], from);
     std::uint16_t* low = row_of(keys_[1][t * kSlotVectors], from);
     const auto open = [&]<int kRowLines>() {
-      const std::byte* lines = lines_ahead(8 * kRowLines, a);
+      const std::byte* lines = ahead_.take(8 * kRowLines, a);
 #pragma GCC unroll 8
       for (int row = 0; row < 8; ++row) {
         for (int line = 0; line < kRowLines; ++line) prefetch(lines + (row * kRowLines + line) * kLineBytes);
@@ -222,7 +216,7 @@ class TileAttention {
         const bool second = kSlotVectors > 1 && (live >> (slot + 16) & 1) != 0;
         std::uint16_t* high = row_of(values_[0][t * columns_], row);
         std::uint16_t* low = row_of(values_[1][t * columns_], row);
-        const std::byte* lines = kScores ? lines_ahead(columns_, a) : nullptr;
+        const std::byte* lines = kScores ? ahead_.take(columns_, a) : nullptr;
         const auto open = [&](auto&& load_first, auto&& load_second) {
 #pragma GCC unroll 4
           for (int c = 0; c < columns_; ++c) {
@@ -273,7 +267,7 @@ class TileAttention {
   void score_unit(int v, int t) {
     const Tile* high_q = query_tiles(scored_block_);
     const Tile* low_q = high_q + dim_tiles_;
-    if (fetches_evenly_) fetch_lines(2);
+    if (fetches_evenly_) ahead_.fetch(2);
     if (t == 0) _tile_zero(0);
     _tile_loadd(4, low_q[t], kTileRowBytes);
     _tile_loadd(6, keys_[0][t * kSlotVectors + v], kTileRowBytes);
@@ -337,7 +331,7 @@ class TileAttention {
     __m512 sums[kWeighed];
     for (int i = 0; i < kWeighed; ++i) {
       const __m512 of_query = _mm512_permutexvar_ps(_mm512_set1_epi32(4 * i), most);
-      if (fetches_evenly_ && from == 0) fetch_lines(kSlotVectors * dim_tiles_);
+      if (fetches_evenly_ && from == 0) ahead_.fetch(kSlotVectors * dim_tiles_);
       __m512 weight[kSlotTiles * 2];
       for (int v = 0; v < kSlotVectors; ++v) {
         const __m512 p = exp_of_difference(_mm512_sub_ps(score[i][v], of_query));
@@ -364,7 +358,7 @@ class TileAttention {
       alignas(16) float factors[kWeighed];
       _mm_store_ps(factors, keep);
       for (int i = 0; i < kWeighed; ++i)
-        if ((same >> i & 1) == 0) scale(sums_of(seen.block) + (from + i) * dim_, factors[i]);
+        if ((same >> i & 1) == 0) scale(sums_of(seen.block) + (from + i) * dim_, dim_, factors[i]);
     }
     _mm_store_ps(total_ + first,
                  _mm_fmadd_ps(_mm_load_ps(total_ + first), keep, avx512::quarters(avx512::sum_four(sums))));
@@ -374,10 +368,6 @@ class TileAttention {
       _mm512_storeu_ps(observed_[query] + (entry * kSlotVectors + v) * 16, weight[v]);
     partial_.weight_maxima[static_cast<std::size_t>(first_ + query) * partial_.weight_maximum_stride +
                            static_cast<std::size_t>(entry)] = maximum;
-  }
-  void scale(float* sums, float factor) const {
-    const __m512 of = _mm512_set1_ps(factor);
-    for (int d = 0; d < dim_; d += 16) _mm512_storeu_ps(sums + d, _mm512_mul_ps(_mm512_loadu_ps(sums + d), of));
   }
 
   // The weighted values of a block are added to its sums column by column, of 16 dimensions; at once where that cannot
@@ -401,7 +391,7 @@ class TileAttention {
   void add_column(const Visibility& seen, float* sums, int column) {
     const std::size_t stride = static_cast<std::size_t>(dim_) * sizeof(float);
     const auto& weights = weights_[seen.block % 2];
-    if (fetches_evenly_) fetch_lines(kSlotVectors);
+    if (fetches_evenly_) ahead_.fetch(kSlotVectors);
     _tile_loadd(1, sums + column * 16, stride);
     for (int t = 0; t < kSlotTiles; ++t) {
       if (kSlotTiles > 1 || column == 0) {
@@ -428,7 +418,7 @@ class TileAttention {
     add_copied(seen, queries);
     bool recompute[kBlockQueries];
     for (int i = 0; i < queries; ++i) {
-      recompute[i] = seen.live[i] != 0 && seen.live[i] != opened && !nonzero_and_finite(copied_ + i * dim_);
+      recompute[i] = seen.live[i] != 0 && seen.live[i] != opened && !nonzero_and_finite(copied_ + i * dim_, dim_);
       if (seen.live[i] != 0 && !recompute[i]) std::copy_n(copied_ + i * dim_, dim_, sums + i * dim_);
     }
     for (int i = 0; i < queries; ++i) {
@@ -449,12 +439,6 @@ class TileAttention {
     for (int column = 0; column < columns_; ++column) add_column(seen, copied_, column);
     compiler_fence();
   }
-  bool nonzero_and_finite(const float* x) const {
-    constexpr int kNanZeroOrInfinity = 0x9f;
-    __mmask16 other = 0;
-    for (int d = 0; d < dim_; d += 16) other |= _mm512_fpclass_ps_mask(_mm512_loadu_ps(x + d), kNanZeroOrInfinity);
-    return other == 0;
-  }
 
   const AttentionPartial& partial_;
   const AttentionState& state_;
@@ -466,8 +450,9 @@ class TileAttention {
   int count_ = 0;
   SlotMask opened_ = 0;  // the slots that values_ holds
   int scored_block_ = 0;
-  const std::byte* next_line_ = nullptr;
-  const std::byte* fetch_end_ = nullptr;
+  LineFetch ahead_;  // the next entry's page
+  // A single block is limited by memory, so its prefetches are spread over all steps, in about the shares of their
+  // time: of a page, opening keys and values asks for 1/4 and 1/2, scores and sums for 1/16 each, weighing for 1/8.
   bool fetches_evenly_ = false;
   int scored_units_ = 0;  // scored_vector_ * dim_tiles_ + scored_tile_, counted for speed
   int scored_vector_ = 0;

@@ -5,7 +5,7 @@
 
 #include <immintrin.h>
 
-#include "backend/cpu/kernels/integer_units.h"
+#include "backend/cpu/kernels/narrow_vectors.h"
 #include "backend/cpu/kernels/page_layout.h"
 #include "backend/cpu/kernels/simd_table.h"
 
@@ -49,14 +49,6 @@ namespace {
   const __m256i whole = _mm256_cvtps_epi32(n);
   const __m256i half = _mm256_srai_epi32(whole, 1);
   return _mm256_mul_ps(_mm256_mul_ps(p, power_of_two(half)), power_of_two(_mm256_sub_epi32(whole, half)));
-}
-
-// The sum of 16 lanes by halves of 8, 4, 2, 1: the order of the generic kernels.
-[[gnu::always_inline]] inline float sum16(__m256 low, __m256 high) {
-  const __m256 s8 = _mm256_add_ps(low, high);
-  const __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
-  const __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
-  return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
 }
 
 // The greatest of 16 lanes. Which of them a NaN hides depends on the order: it is that of GCC's
@@ -134,25 +126,38 @@ template <KvType kType>
 namespace avx2 {
 namespace {
 
-struct Vectors {
-  struct Floats {
-    __m256 low, high;
-  };
-  struct Ints {
-    __m256i low, high;
-  };
-  using Mask = Ints;
-  struct Doubles {
-    __m256d parts[4];
-  };
+struct Floats {
+  __m256 low, high;
+};
+struct Ints {
+  __m256i low, high;
+};
+using Mask = Ints;
 
-  static constexpr int kSums = 4;
-  static constexpr bool kOpensPages = false;
-  static constexpr int kVectors = 1;
-  static constexpr int kQueries = 2;
+inline Floats operator+(Floats a, Floats b) {
+  return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)};
+}
+inline Floats operator-(Floats a, Floats b) {
+  return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)};
+}
+inline Floats operator*(Floats a, Floats b) {
+  return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)};
+}
+inline Floats operator/(Floats a, Floats b) {
+  return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)};
+}
+inline Floats& operator+=(Floats& a, Floats b) {
+  return a = a + b;
+}
 
-  // -- Floats --
+inline Mask mask_of(__m256 low, __m256 high) {
+  return {_mm256_castps_si256(low), _mm256_castps_si256(high)};
+}
+inline Floats floats_of(const Mask& mask) {
+  return {_mm256_castsi256_ps(mask.low), _mm256_castsi256_ps(mask.high)};
+}
 
+struct FloatVectors {
   static Floats zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static Floats all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
   static Floats load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -160,10 +165,6 @@ struct Vectors {
     _mm256_storeu_ps(p, x.low);
     _mm256_storeu_ps(p + 8, x.high);
   }
-  static Floats add(Floats a, Floats b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
-  static Floats sub(Floats a, Floats b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
-  static Floats mul(Floats a, Floats b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
-  static Floats div(Floats a, Floats b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
   static Floats max(Floats a, Floats b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
   static Floats fma(Floats a, Floats b, Floats c) {
     return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
@@ -174,26 +175,22 @@ struct Vectors {
   }
   static Floats exp(Floats x) { return {exp8(x.low), exp8(x.high)}; }
   static float exp(float x) { return _mm256_cvtss_f32(exp8(_mm256_set1_ps(x))); }
-  static float sum(Floats x) { return sum16(x.low, x.high); }
+  static float sum(Floats x) { return sum8(_mm256_add_ps(x.low, x.high)); }
   static float greatest(Floats x) { return max16(x.low, x.high); }
   static bool finite(Floats x) {
     const __m256i infinity = _mm256_set1_epi32(0x7f800000);
-    const Ints size = magnitude(x);
-    return _mm256_movemask_epi8(
-               _mm256_and_si256(_mm256_cmpgt_epi32(infinity, size.low), _mm256_cmpgt_epi32(infinity, size.high))) == -1;
+    const Floats size = abs(x);
+    return _mm256_movemask_epi8(_mm256_and_si256(_mm256_cmpgt_epi32(infinity, _mm256_castps_si256(size.low)),
+                                                 _mm256_cmpgt_epi32(infinity, _mm256_castps_si256(size.high)))) == -1;
   }
-
-  // -- Some lanes --
 
   static Mask mask(std::uint16_t bits) { return {lanes_of(bits & 0xffU), lanes_of(bits >> 8)}; }
   static Mask first(int count) { return {first_lanes(count), first_lanes(count - 8)}; }
-  static Mask mask_of(__m256 low, __m256 high) { return {_mm256_castps_si256(low), _mm256_castps_si256(high)}; }
-  static Floats floats_of(const Mask& mask) { return {_mm256_castsi256_ps(mask.low), _mm256_castsi256_ps(mask.high)}; }
   static Mask less(Floats a, Floats b) {
     return mask_of(_mm256_cmp_ps(a.low, b.low, _CMP_LT_OQ), _mm256_cmp_ps(a.high, b.high, _CMP_LT_OQ));
   }
   static Mask less_or_nan(Floats a, Floats b) {
-    const Mask less = Vectors::less(a, b);
+    const Mask less = FloatVectors::less(a, b);
     const Mask nan = mask_of(_mm256_cmp_ps(b.low, b.low, _CMP_UNORD_Q), _mm256_cmp_ps(b.high, b.high, _CMP_UNORD_Q));
     return {_mm256_or_si256(less.low, nan.low), _mm256_or_si256(less.high, nan.high)};
   }
@@ -212,57 +209,40 @@ struct Vectors {
     const Floats lanes = floats_of(mask);
     return {_mm256_blendv_ps(other.low, x.low, lanes.low), _mm256_blendv_ps(other.high, x.high, lanes.high)};
   }
-  static Floats mul(const Mask& mask, Floats a, Floats b) { return where(mask, mul(a, b)); }
+  static Floats mul(const Mask& mask, Floats a, Floats b) { return where(mask, a * b); }
   static Floats fma(const Mask& mask, Floats a, Floats b, Floats c) { return where(mask, fma(a, b, c), c); }
   static Floats max(const Mask& mask, Floats a, Floats b) { return where(mask, max(a, b), a); }
   static void pack(std::uint16_t bits, float* p, Floats x) {
     _mm256_storeu_ps(p, compress8(bits & 0xffU, x.low));
     _mm256_storeu_ps(p + __builtin_popcount(bits & 0xffU), compress8(bits >> 8, x.high));
   }
+};
 
-  // -- Elements of pages that are not encoded --
-
+struct ElementVectors {
   template <KvType kType>
-  static Floats load(const std::byte* p) {
+  static Floats load_elements(const std::byte* p) {
     return {load8<kType>(p), load8<kType>(p + 8 * kElementBytes<kType>)};
   }
   template <KvType kType>
-  static void store_first(std::byte* p, int count, Floats x) {
+  static void store_first_elements(std::byte* p, int count, Floats x) {
     store_first8<kType>(p, count < 8 ? count : 8, x.low);
     if (count > 8) store_first8<kType>(p + 8 * kElementBytes<kType>, count - 8, x.high);
   }
   template <KvType kType>
-  static void store(std::uint16_t bits, std::byte* p, Floats x) {
+  static void store_elements(std::uint16_t bits, std::byte* p, Floats x) {
     blend_store8<kType>(p, lanes_of(bits & 0xffU), x.low);
     blend_store8<kType>(p + 8 * kElementBytes<kType>, lanes_of(bits >> 8), x.high);
   }
   template <KvType kType>
-  static void pack(std::uint16_t bits, std::byte* p, Floats x) {
+  static void pack_elements(std::uint16_t bits, std::byte* p, Floats x) {
     const int count = __builtin_popcount(bits & 0xffU);
     store_first8<kType>(p, count, compress8(bits & 0xffU, x.low));
     store_first8<kType>(p + static_cast<std::size_t>(count) * kElementBytes<kType>, __builtin_popcount(bits >> 8),
                         compress8(bits >> 8, x.high));
   }
+};
 
-  // -- Doubles --
-
-  static Doubles no_doubles() {
-    return {{_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()}};
-  }
-  static Doubles add(const Doubles& a, Floats b) {
-    return {{_mm256_add_pd(a.parts[0], _mm256_cvtps_pd(_mm256_castps256_ps128(b.low))),
-             _mm256_add_pd(a.parts[1], _mm256_cvtps_pd(_mm256_extractf128_ps(b.low, 1))),
-             _mm256_add_pd(a.parts[2], _mm256_cvtps_pd(_mm256_castps256_ps128(b.high))),
-             _mm256_add_pd(a.parts[3], _mm256_cvtps_pd(_mm256_extractf128_ps(b.high, 1)))}};
-  }
-  static double sum(const Doubles& x) {
-    const __m256d s4 = _mm256_add_pd(_mm256_add_pd(x.parts[0], x.parts[2]), _mm256_add_pd(x.parts[1], x.parts[3]));
-    const __m128d s2 = _mm_add_pd(_mm256_castpd256_pd128(s4), _mm256_extractf128_pd(s4, 1));
-    return _mm_cvtsd_f64(_mm_add_sd(s2, _mm_unpackhi_pd(s2, s2)));
-  }
-
-  // -- Four vectors at once --
-
+struct FourVectors {
   // Lanes of two vectors of 8, halved: with `take` of the upper half and the lower one, then of what is left likewise.
   template <class Take>
   static __m256 halve_two(__m256 a, __m256 b, const Take& take) {
@@ -306,17 +286,17 @@ struct Vectors {
                            _mm_castps_si128(_mm_shuffle_ps(first, second, _MM_SHUFFLE(3, 1, 3, 1)))),
              unit, inverse);
   }
+};
 
-  // -- 16 integers of 32 bits --
-
+struct IntegerVectors {
   static Ints no_ints() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-  static Ints add(Ints a, Ints b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
+  static Ints add_ints(Ints a, Ints b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
   static Ints magnitude(Floats x) {
     const __m256i mask = _mm256_set1_epi32(0x7fffffff);
     return {_mm256_and_si256(_mm256_castps_si256(x.low), mask), _mm256_and_si256(_mm256_castps_si256(x.high), mask)};
   }
   static Ints most_bits(Ints a, Ints b) { return {_mm256_max_epu32(a.low, b.low), _mm256_max_epu32(a.high, b.high)}; }
-  static int sum(const Ints& x) {
+  static int sum_ints(const Ints& x) {
     const __m256i s8 = _mm256_add_epi32(x.low, x.high);
     __m128i s = _mm_add_epi32(_mm256_castsi256_si128(s8), _mm256_extracti128_si256(s8, 1));
     s = _mm_add_epi32(s, _mm_shuffle_epi32(s, _MM_SHUFFLE(1, 0, 3, 2)));
@@ -331,7 +311,6 @@ struct Vectors {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                         _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
   }
-  // What overflows an integer is not finite: its unit is NaN, whatever the integers.
   static void store_integers(std::int16_t* p, Floats x) {
     const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high));
     _mm256_store_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, _MM_SHUFFLE(3, 1, 2, 0)));
@@ -340,8 +319,6 @@ struct Vectors {
     store_integers(p, x);
     store_integers(p + 16, next);
   }
-
-  // -- 32 codes of 16 bits --
 
   static Ints load_codes(const std::int16_t* p) {
     return {_mm256_load_si256(reinterpret_cast<const __m256i*>(p)),
@@ -383,6 +360,28 @@ struct Vectors {
     return {_mm256_add_epi32(sum.low, _mm256_madd_epi16(codes.low, factor)),
             _mm256_add_epi32(sum.high, _mm256_madd_epi16(codes.high, factor))};
   }
+};
+
+struct Vectors : FloatVectors, ElementVectors, FourVectors, IntegerVectors {
+  using Floats = avx2::Floats;
+  using Ints = avx2::Ints;
+  using Mask = avx2::Mask;
+  struct Doubles {
+    __m256d sums[4] = {_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()};
+
+    void add(Floats x) {
+      sums[0] = _mm256_add_pd(sums[0], _mm256_cvtps_pd(_mm256_castps256_ps128(x.low)));
+      sums[1] = _mm256_add_pd(sums[1], _mm256_cvtps_pd(_mm256_extractf128_ps(x.low, 1)));
+      sums[2] = _mm256_add_pd(sums[2], _mm256_cvtps_pd(_mm256_castps256_ps128(x.high)));
+      sums[3] = _mm256_add_pd(sums[3], _mm256_cvtps_pd(_mm256_extractf128_ps(x.high, 1)));
+    }
+    double sum() const { return sum4(_mm256_add_pd(_mm256_add_pd(sums[0], sums[2]), _mm256_add_pd(sums[1], sums[3]))); }
+  };
+
+  static constexpr int kSums = 4;
+  static constexpr bool kOpensPages = false;
+  static constexpr int kVectors = 1;
+  static constexpr int kQueries = 2;
 };
 
 }  // namespace

@@ -5,7 +5,7 @@
 
 #include <immintrin.h>
 
-#include "backend/cpu/kernels/integer_units.h"
+#include "backend/cpu/kernels/narrow_vectors.h"
 #include "backend/cpu/kernels/simd_table.h"
 
 namespace kvasir {
@@ -29,14 +29,6 @@ namespace {
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0F));
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0F));
   return _mm512_scalef_ps(p, n);
-}
-
-// Halves of 8, 4, 2, 1: the order of the generic kernels.
-[[gnu::always_inline]] inline float sum16(__m512 v) {
-  const __m256 s8 = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
-  const __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
-  const __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
-  return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
 }
 
 template <KvType kType>
@@ -82,7 +74,7 @@ namespace {
   return _mm512_max_ps(two, _mm512_permute_ps(two, 0xb1));
 }
 
-// The sums of four vectors, likewise, in the order of sum16.
+// The sums of four vectors, likewise, in the order of FloatVectors::sum.
 [[gnu::always_inline]] inline __m512 sum_four(const __m512* x) {
   const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(x[0], x[1], 0x44), _mm512_shuffle_f32x4(x[0], x[1], 0xee));
   const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(x[2], x[3], 0x44), _mm512_shuffle_f32x4(x[2], x[3], 0xee));
@@ -99,45 +91,28 @@ namespace {
   return _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, x));
 }
 
-struct Vectors {
-  using Floats = __m512;
-  using Ints = __m512i;
-  using Mask = __mmask16;
-  struct Doubles {
-    __m512d low, high;
-  };
+using Floats = __m512;
+using Ints = __m512i;
+using Mask = __mmask16;
 
-  // How many sums are kept in registers.
-  static constexpr int kSums = 16;
-  // Whether many queries take less time with a page of 16 bits that is opened to floats for all of them.
-  static constexpr bool kOpensPages = true;
-  // Of attention over encoded pages: vectors of a group that are summed at once, and queries that are scaled at once.
-  static constexpr int kVectors = 2;
-  static constexpr int kQueries = 8;
-
-  // -- Floats --
-
+// 16 floats. Operators + - * / are those of the compiler's vectors.
+struct FloatVectors {
   static Floats zero() { return _mm512_setzero_ps(); }
   static Floats all(float x) { return _mm512_set1_ps(x); }
   static Floats load(const float* p) { return _mm512_loadu_ps(p); }
   static void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
-  static Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
-  static Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
-  static Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
-  static Floats div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
   static Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }                 // b, where either is NaN
   static Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }  // a * b + c
   static Floats abs(Floats x) { return _mm512_abs_ps(x); }
   static Floats exp(Floats x) { return exp16(x); }
   static float exp(float x) { return _mm512_cvtss_f32(exp16(_mm512_set1_ps(x))); }
-  static float sum(Floats x) { return sum16(x); }
+  static float sum(Floats x) { return sum8(_mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1))); }
   static float greatest(Floats x) { return _mm512_reduce_max_ps(x); }
   static bool finite(Floats x) {
     return _mm512_fpclass_ps_mask(x, 0x01 | 0x08 | 0x10 | 0x80) == 0;  // quiet NaN, the infinities, signalling NaN
   }
 
-  // -- Some lanes: the others are zero, or those of the last operand; in memory they are not touched --
-
+  // With a mask: lanes outside it are zero, or those of the last operand. Memory outside it is not touched.
   static Mask mask(std::uint16_t bits) { return bits; }
   static Mask first(int count) { return static_cast<Mask>(count >= 16 ? 0xffff : (1u << count) - 1); }
   static Mask less(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
@@ -150,57 +125,43 @@ struct Vectors {
   static Floats where(Mask mask, Floats x, Floats other) { return _mm512_mask_mov_ps(other, mask, x); }
   static Floats mul(Mask mask, Floats a, Floats b) { return _mm512_maskz_mul_ps(mask, a, b); }
   static Floats fma(Mask mask, Floats a, Floats b, Floats c) { return _mm512_mask3_fmadd_ps(a, b, c, mask); }
-  // The greater of both, or a.
-  static Floats max(Mask mask, Floats a, Floats b) { return _mm512_mask_max_ps(a, mask, a, b); }
-  // Writes the lanes of the mask one behind the other, and may write anything behind them, 16 floats in all.
+  static Floats max(Mask mask, Floats a, Floats b) { return _mm512_mask_max_ps(a, mask, a, b); }  // else a
+  // Writes the lanes of the mask one behind the other. May write anything behind them, 16 floats in all.
   static void pack(std::uint16_t bits, float* p, Floats x) { _mm512_storeu_ps(p, _mm512_maskz_compress_ps(bits, x)); }
+};
 
-  // -- Elements of pages that are not encoded --
-
+// Conversion between floats and elements of pages that are not encoded.
+struct ElementVectors {
   template <KvType kType>
-  static Floats load(const std::byte* p) {
+  static Floats load_elements(const std::byte* p) {
     return load16<kType>(p);
   }
   template <KvType kType>
-  static void store_first(std::byte* p, int count, Floats x) {
-    store16<kType>(p, first(count), x);
+  static void store_first_elements(std::byte* p, int count, Floats x) {
+    store16<kType>(p, FloatVectors::first(count), x);
   }
-  // Other lanes may be written as they were.
+  // Writes the lanes of the mask. Other lanes may be read and written back.
   template <KvType kType>
-  static void store(std::uint16_t bits, std::byte* p, Floats x) {
+  static void store_elements(std::uint16_t bits, std::byte* p, Floats x) {
     store16<kType>(p, bits, x);
   }
-  // The lanes of the mask, one behind the other, and nothing else.
+  // Writes the lanes of the mask one behind the other, and nothing else.
   template <KvType kType>
-  static void pack(std::uint16_t bits, std::byte* p, Floats x) {
-    store16<kType>(p, first(__builtin_popcount(bits)), _mm512_maskz_compress_ps(bits, x));
+  static void pack_elements(std::uint16_t bits, std::byte* p, Floats x) {
+    store16<kType>(p, FloatVectors::first(__builtin_popcount(bits)), _mm512_maskz_compress_ps(bits, x));
   }
+};
 
-  // -- Doubles --
-
-  static Doubles no_doubles() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
-  static Doubles add(Doubles a, Floats b) {
-    return {_mm512_add_pd(a.low, _mm512_cvtps_pd(_mm512_castps512_ps256(b))),
-            _mm512_add_pd(a.high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(b, 1)))};
-  }
-  // In the order of sum16.
-  static double sum(Doubles x) {
-    const __m512d s8 = _mm512_add_pd(x.low, x.high);
-    const __m256d s4 = _mm256_add_pd(_mm512_castpd512_pd256(s8), _mm512_extractf64x4_pd(s8, 1));
-    const __m128d s2 = _mm_add_pd(_mm256_castpd256_pd128(s4), _mm256_extractf128_pd(s4, 1));
-    return _mm_cvtsd_f64(_mm_add_sd(s2, _mm_unpackhi_pd(s2, s2)));
-  }
-
-  // -- Four vectors at once: results in the first lane of each quarter --
-
+// Reductions of four vectors at once. Results lie in the first lane of each quarter.
+struct FourVectors {
   static Floats max_four(const Floats* x) { return avx512::max_four(x); }
   static Floats sum_four(const Floats* x) { return avx512::sum_four(x); }
   static void sum_four(const Floats* x, float* out) { _mm_storeu_ps(out, quarters(avx512::sum_four(x))); }
   static __m128 first_of_quarters(Floats x) { return quarters(x); }
-  // The first lane of quarter i, in all lanes.
+  // Returns the first lane of quarter i, in all lanes.
   static Floats all_of_quarter(Floats x, int i) { return _mm512_permutexvar_ps(_mm512_set1_epi32(4 * i), x); }
   static __m128 exp_four(__m128 x) { return _mm512_castps512_ps128(exp16(_mm512_castps128_ps512(x))); }
-  // units_of (integer_units.h) the greatest lanes of four vectors.
+  // Calls units_of (narrow_vectors.h) with the greatest lane of each of four vectors.
   static void units_four(const Ints* x, float* unit, float* inverse) {
     const __m512i ab = _mm512_max_epu32(_mm512_shuffle_i32x4(x[0], x[1], 0x44), _mm512_shuffle_i32x4(x[0], x[1], 0xee));
     const __m512i cd = _mm512_max_epu32(_mm512_shuffle_i32x4(x[2], x[3], 0x44), _mm512_shuffle_i32x4(x[2], x[3], 0xee));
@@ -209,21 +170,23 @@ struct Vectors {
     const __m512i one = _mm512_max_epu32(two, _mm512_shuffle_epi32(two, _MM_PERM_CDAB));
     units_of(_mm512_castsi512_si128(quarters(one)), unit, inverse);
   }
+};
 
-  // -- 16 integers of 32 bits --
-
+// 16 integers of 32 bits, or 32 codes of 16 bits.
+struct IntegerVectors {
   static Ints no_ints() { return _mm512_setzero_si512(); }
-  static Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
-  static int sum(Ints x) { return _mm512_reduce_add_epi32(x); }
+  static Ints add_ints(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+  static int sum_ints(Ints x) { return _mm512_reduce_add_epi32(x); }
   static Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
   static Ints rounded(Floats x) { return _mm512_cvtps_epi32(x); }  // to nearest even
   static Ints magnitude(Floats x) { return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff)); }
   static Ints most_bits(Ints a, Ints b) { return _mm512_max_epu32(a, b); }
-  // Integers of 8 bits, of 16 bits.
+  // Writes integers as 8 bits each, saturated.
   static void store_bytes(std::int8_t* p, Ints x, Ints next) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(x));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 16), _mm512_cvtsepi32_epi8(next));
   }
+  // Rounds to integers of 16 bits, saturated. Floats that overflow 32 bits give any integer: their unit is NaN.
   static void store_integers(std::int16_t* p, Floats x) {
     _mm256_store_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x)));
   }
@@ -233,31 +196,56 @@ struct Vectors {
     _mm512_storeu_si512(p, _mm512_permutexvar_epi64(order, packed));
   }
 
-  // -- 32 codes of 16 bits --
-
   static Ints load_codes(const std::int16_t* p) { return _mm512_load_si512(p); }
   static void store_codes(std::int16_t* p, Ints x) { _mm512_store_si512(p, x); }
   static Ints load_bytes(const std::byte* p) {
     return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
   static Ints load_units(const std::byte* p) { return _mm512_loadu_si512(p); }
-  // Part kPart of each unit of a plane of kBits bits, with zeros above.
+  // Returns part kPart of each unit of a plane of kBits bits, with zeros above.
   template <int kBits, int kPart>
   static Ints plane_part(Ints units) {
     constexpr int kShift = kBits * kPart;
     const __m512i down = kShift > 0 ? _mm512_srli_epi16(units, kShift) : units;
     return kShift + kBits == 16 ? down : _mm512_and_si512(down, _mm512_set1_epi16((1 << kBits) - 1));
   }
-  // Bit kPart of each unit, worth 4.
+  // Adds 4 to each code whose unit has bit kPart set.
   template <int kPart>
   static Ints add_high_bit(Ints codes, Ints units) {
     const __m512i bit = kPart < 2 ? _mm512_slli_epi16(units, 2 - kPart) : _mm512_srli_epi16(units, kPart - 2);
     return _mm512_or_si512(codes, _mm512_and_si512(bit, _mm512_set1_epi16(4)));
   }
-  // sum + the product of two 16-bit integers with each pair of codes.
+  // Returns sum + the products of each pair of codes with `pair`, two integers of 16 bits.
   static Ints dot(Ints sum, std::int32_t pair, Ints codes) {
     return _mm512_dpwssd_epi32(sum, codes, _mm512_set1_epi32(pair));
   }
+};
+
+// The vectors that kernels written once are compiled with.
+struct Vectors : FloatVectors, ElementVectors, FourVectors, IntegerVectors {
+  using Floats = avx512::Floats;
+  using Ints = avx512::Ints;
+  using Mask = avx512::Mask;
+  // 16 sums in double.
+  struct Doubles {
+    __m512d low = _mm512_setzero_pd(), high = _mm512_setzero_pd();
+
+    void add(Floats x) {
+      low = _mm512_add_pd(low, _mm512_cvtps_pd(_mm512_castps512_ps256(x)));
+      high = _mm512_add_pd(high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)));
+    }
+    double sum() const {
+      const __m512d s8 = _mm512_add_pd(low, high);
+      return sum4(_mm256_add_pd(_mm512_castpd512_pd256(s8), _mm512_extractf64x4_pd(s8, 1)));
+    }
+  };
+
+  static constexpr int kSums = 16;  // sums that fit in registers
+  // Whether many queries attend faster to a page of 16 bits once it is opened to floats for all of them.
+  static constexpr bool kOpensPages = true;
+  // Attention over encoded pages: vectors of a group that are summed at once, and queries that are scaled at once.
+  static constexpr int kVectors = 2;
+  static constexpr int kQueries = 8;
 };
 
 }  // namespace
