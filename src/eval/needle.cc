@@ -270,14 +270,14 @@ Result<NeedleResult> evaluate_needle(const std::shared_ptr<LoadedModel>& model, 
         for (const TokenScore& score : scores) logprob += score.logprob / static_cast<double>(scores.size());
         cell.logprob += logprob / options.trials;
         if (std::ranges::all_of(scores, &TokenScore::likeliest)) ++exact;
-        if (const SequenceDemotion* demotion = runner.whole().demotion(); demotion != nullptr) {
+        if (const SequenceDemotion* demotion = runner.whole().offloaded().demotion(); demotion != nullptr) {
           const SequenceDemotion::Report report = demotion->report();
           result.recalled += report.recalled;
           result.fetched += report.fetched;
           result.wait_seconds += report.seconds_waited;
           result.recall_rows += std::ssize(needle.answer);
         }
-        result.kept_max = std::max(result.kept_max, runner.kept_max());
+        result.kept_max = std::max(result.kept_max, runner.counters().kept_max);
       }
       cell.exact = static_cast<double>(exact) / options.trials;
       result.exact += cell.exact;

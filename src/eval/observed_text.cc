@@ -99,8 +99,8 @@ Result<ObservedText> read_observed(const std::shared_ptr<LoadedModel>& model, st
   SequenceRunner runner(model, cache, std::move(policy));
   SeenTokens seen(&runner, *model);
   RowSplitter rows(&seen, &observer, model->config.governed().heads);
-  runner.set_tap(&rows);
-  runner.whole().set_kv_tap(observer.kv());
+  runner.listener().set_tap(&rows);
+  runner.listener().set_kv_tap(observer.kv());
   Status status;
   const auto on_pass = [&](std::int64_t, int, std::span<const float>) {
     seen.next_pass();
@@ -120,8 +120,8 @@ Result<ObservedText> read_observed(const std::shared_ptr<LoadedModel>& model, st
   const auto prompt = static_cast<std::size_t>(options.prefill);
   KVASIR_RETURN_IF_ERROR(read(text.first(prompt), SequenceRunner::Source::kPrompt));
   KVASIR_RETURN_IF_ERROR(read(text.subspan(prompt), SequenceRunner::Source::kGenerated));
-  result.kept_max = runner.kept_max();
-  result.seen_least = runner.seen_least();
+  result.kept_max = runner.counters().kept_max;
+  result.seen_least = runner.counters().seen_least;
   result.by_head = runner.policy().traits().scope == PolicyScope::kHead;
   result.final = retained_by_layer(runner.sequence(), model->config.governed_layers());
   return result;

@@ -63,7 +63,7 @@ Result<RestreamResult> evaluate_restream(const std::shared_ptr<LoadedModel>& mod
   SequenceRunner filled(model, cache, std::move(policy));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenScore> first, score_text(filled, text, options.chunk, on_read));
   before = fill;
-  result.kept_max = filled.kept_max();
+  result.kept_max = filled.counters().kept_max;
   result.kv_bytes_peak = cache->budget().peak();
 
   for (const std::int64_t distance : options.distances) {
@@ -72,7 +72,7 @@ Result<RestreamResult> evaluate_restream(const std::shared_ptr<LoadedModel>& mod
     KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenScore> again,
                             score_text(*copy, text.last(count), options.chunk, on_read));
     before += distance;
-    result.kept_max = std::max(result.kept_max, copy->kept_max());
+    result.kept_max = std::max(result.kept_max, copy->counters().kept_max);
     RestreamPoint point{distance, distance - 1};
     point.first_nll = mean_nll(first, count - 1);
     point.first_ppl = std::exp(point.first_nll);

@@ -32,7 +32,7 @@ class CachedReader final : public TextReader {
                               ? std::numeric_limits<double>::infinity()
                               : static_cast<double>(policy.bound().value_or(std::numeric_limits<std::int64_t>::max()));
       kept_ = std::min(sequence.mean_stored(), most);
-      dead_share_ = sequence.dead_share();
+      dead_share_ = dead_share(sequence);
     });
   }
   CachedReader(const CachedReader&) = delete;
@@ -59,9 +59,9 @@ class CachedReader final : public TextReader {
 
   std::int64_t tokens_timed() const override { return next_row(); }
   StepTimes times() const override { return runner_.times(); }
-  TableColumns::Encodings encodings() const override { return runner_.sequence().encodings(); }
-  std::int64_t kept_max() const override { return runner_.kept_max(); }
-  std::int64_t seen_least() const override { return runner_.seen_least(); }
+  TableColumns::Encodings encodings() const override { return kvasir::encodings(runner_.sequence()); }
+  std::int64_t kept_max() const override { return runner_.counters().kept_max; }
+  std::int64_t seen_least() const override { return runner_.counters().seen_least; }
 
  private:
   std::int64_t size() const { return static_cast<std::int64_t>(tokens_.size()); }
@@ -104,8 +104,8 @@ class RecomputeReader final : public TextReader {
     result.ms_per_token = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
     times_ += runner.times();
     ++tokens_timed_;
-    kept_max_ = std::max(kept_max_, runner.kept_max());
-    seen_least_ = runner.seen_least();
+    kept_max_ = std::max(kept_max_, runner.counters().kept_max);
+    seen_least_ = runner.counters().seen_least;
     row_ += spec_.stride;
     return result;
   }

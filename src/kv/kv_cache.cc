@@ -197,12 +197,9 @@ double KvSequence::mean_stored() const {
   return static_cast<double>(sum_over(governed(), stored)) / static_cast<double>(governed_);
 }
 
-void KvSequence::give_back() {
-  for (PageTable& table : tables_) table.give_back();
-}
-
-void KvSequence::give_back_windows() {
-  for (PageTable& table : std::span(tables_).subspan(static_cast<std::size_t>(governed_))) table.give_back();
+void KvSequence::give_back(Groups groups) {
+  const std::size_t first = groups == Groups::kAll ? 0 : static_cast<std::size_t>(governed_);
+  for (PageTable& table : std::span(tables_).subspan(first)) table.give_back();
 }
 
 TokenIndex KvSequence::truncatable_from() const {
@@ -216,9 +213,12 @@ TokenIndex KvSequence::truncatable_from() const {
   return most;
 }
 
-double KvSequence::dead_share() const {
-  const auto dead = sum_over(governed(), [](const PageTable& table) { return table.tokens().dead_slots(); });
-  const auto written = sum_over(governed(), [](const PageTable& table) { return table.tokens().written; });
+double dead_share(const KvSequence& sequence) {
+  std::int64_t dead = 0, written = 0;
+  for (int t = 0; t < sequence.governed_tables(); ++t) {
+    dead += sequence.table(t).tokens().dead_slots();
+    written += sequence.table(t).tokens().written;
+  }
   return written > 0 ? static_cast<double>(dead) / static_cast<double>(written) : 0;
 }
 
@@ -244,9 +244,10 @@ std::uint64_t KvSequence::own_page_bytes() const {
   return sum_over(tables_, [](const PageTable& table) { return table.memory().own_page_bytes(); });
 }
 
-TableColumns::Encodings KvSequence::encodings() const {
+TableColumns::Encodings encodings(const KvSequence& sequence) {
   TableColumns::Encodings all;
-  for (const PageTable& table : tables_) {
+  for (int t = 0; t < sequence.tables(); ++t) {
+    const PageTable& table = sequence.table(t);
     const TableColumns::Encodings of_table = table.columns().all_encodings();
     const auto lanes = static_cast<std::uint64_t>(table.pages().lanes());
     all.tokens += of_table.tokens * lanes;

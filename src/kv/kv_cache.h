@@ -117,8 +117,8 @@ class KvSequence {
     for (PageTable& table : tables_) table.end_pass();
   }
   // Returns the pages that no token to come can see (PageTable::give_back): of all tables, or of window groups alone.
-  void give_back();
-  void give_back_windows();
+  enum class Groups { kAll, kWindows };
+  void give_back(Groups groups = Groups::kAll);
   // The least number of tokens to which a text that lost none of its tokens could be cut so that all that the next
   // token attends to has pages; 0 while nothing was given back.
   TokenIndex truncatable_from() const;
@@ -128,7 +128,6 @@ class KvSequence {
   std::int64_t shortest() const;  // by the one that retains least
   double mean_length() const;     // over lanes
   double mean_stored() const;     // of tokens that have pages, over lanes
-  double dead_share() const;      // of the slots written, those whose token was dropped and that are not reused yet
 
   // Bytes that append takes, and that copies of shared pages may take afterwards (TableMemory::sharing_reserve).
   struct Room {
@@ -142,8 +141,6 @@ class KvSequence {
   std::uint64_t table_bytes() const;     // charged for the arrays of all tables
   std::uint64_t page_bytes() const;      // charged for pages, shared ones too
   std::uint64_t own_page_bytes() const;  // of these, for pages that nobody else refers to
-  // How often tokens were encoded, over lanes (TableColumns::encodings).
-  TableColumns::Encodings encodings() const;
 
   // Fills an empty sequence with the first tokens of a text, whose keys and values are in these pages ([column][lane],
   // lanes of all layers and heads) already. Succeeds whole; after an error the sequence can only be destroyed.
@@ -174,6 +171,11 @@ class KvSequence {
   std::vector<PageTable> tables_;
   LayerStates states_;
 };
+
+// Returns the share of slots written whose token was dropped and that are not reused yet, over the governed tables.
+double dead_share(const KvSequence& sequence);
+// Returns how often tokens were encoded, over lanes (TableColumns::encodings).
+TableColumns::Encodings encodings(const KvSequence& sequence);
 
 // How a sequence is to be held.
 struct SequenceLayout {

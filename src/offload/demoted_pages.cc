@@ -12,7 +12,7 @@
 namespace kvasir {
 namespace {
 
-// What std::make_shared allocates beside the object.
+// Bytes that std::make_shared allocates beside the object.
 constexpr std::uint64_t kSharedBytes = 2 * sizeof(void*);
 
 }  // namespace
@@ -112,7 +112,7 @@ void DemotedPages::take(const PageTable& table, std::span<const IndexRange> rang
 
 // Copies slots of a column of the table.
 void DemotedPages::append(const PageTable& table, std::uint32_t column, SlotMask slots) {
-  // What the caller made sure of.
+  // The caller has made this memory available.
   KVASIR_CHECK(open().ok());
   while (slots != 0) {
     SlotMask part = slots;
@@ -158,7 +158,7 @@ void DemotedPages::encode_open() {
   used_ = 0;
 }
 
-// Hands the oldest column in memory to the file.
+// Moves the oldest column in memory to the file.
 Status DemotedPages::send_oldest() {
   Column& column = *columns_[static_cast<std::size_t>(away_)];
   ++away_;
@@ -181,7 +181,7 @@ Status DemotedPages::send_oldest() {
   column.pages.reset(0, lanes);
   column.file = room.file;
   column.parts = std::move(room.parts);
-  // Less than the pages that were given back.
+  // This takes less than the pages that were given back.
   KVASIR_CHECK(column.charge.try_resize(column.charge.bytes() + SpilledParts::bytes_for(lanes) + kSharedBytes));
   return {};
 }

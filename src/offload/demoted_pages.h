@@ -1,11 +1,9 @@
-// What a page table dropped and what is still to be had: copies of keys and values in pages of their own, outside all
-// that the table retains.
+// Copies of the keys and values that a page table has dropped, in pages of no table.
 //
-// Dropped tokens gather, in order of index at each drop, in an open column of 16-bit pages. A full column is encoded,
-// its tokens in order of index, and never changes again. Of each lane of a column there are bounds: for every segment
-// of kSegment slots the least and the greatest element of each dimension of its keys, as attention reads them (decoded,
-// before the pages' Hadamard matrix). Nothing is ever lost. With a file, only the newest encoded columns stay in
-// memory; older ones leave, oldest first.
+// Each drop appends its tokens, in order of index, to an open column of 16-bit pages. A full column is sorted by index,
+// encoded, and never changes again. Every lane of a column has bounds: for each segment of kSegment slots the least and
+// the greatest element of each dimension of its keys, as attention reads them (decoded, before the pages' Hadamard
+// matrix). Nothing is ever lost. With a file, only the newest encoded columns stay in memory; the oldest leave first.
 //
 // Keys stay rotated as the table had them. REQUIRES: a table whose keys are stored rotated by their tokens' indices:
 // original positions, or ranges whose frames move by their origins alone.
@@ -31,9 +29,9 @@ class DemotedPages {
 
   struct Layout {
     int lanes = 0;
-    PageClasses classes;  // of columns once encoded, and while they gather
+    PageClasses classes;  // of encoded columns and of the open one
     PageFormat format;    // of encoded columns
-    // Encoded columns in memory, at least 1; more leave for the file. Without a file all stay.
+    // Most encoded columns in memory, at least 1; others leave for the file. Without a file all stay.
     std::int64_t most_in_memory = 0;
     DemotionFile* file = nullptr;  // outlives this
 
@@ -47,7 +45,7 @@ class DemotedPages {
   // An encoded column.
   struct Column {
     explicit Column(PagePool* pool) : pages(pool), charge(&pool->budget()) {}
-    PageRefs pages;                       // [lane]; given back once they have left for the file
+    PageRefs pages;                       // [lane]; given back once they are in the file
     AlignedBuffer<float> bounds;          // [lane][segment][low, high][dimension]
     SpillFile* file = nullptr;            // where `parts` are
     std::shared_ptr<SpilledParts> parts;  // [lane]; null: the pages are in memory
@@ -57,24 +55,22 @@ class DemotedPages {
   // The pool outlives this. Nothing is charged before the first token.
   DemotedPages(PagePool* pool, const Layout& layout);
 
-  // The most that it takes once it has been given `tokens` tokens, whatever it shares. `page`: see Layout::format.
+  // Returns the most bytes() of `tokens` demoted tokens, whatever is shared.
   static std::uint64_t bytes_for(const Layout& layout, std::int64_t tokens);
-  // Bytes charged, for what is shared too, and those that would be given back with this.
-  std::uint64_t bytes() const;
-  std::uint64_t own_bytes() const;
+  std::uint64_t bytes() const;      // charged, for what is shared too
+  std::uint64_t own_bytes() const;  // of these, what is freed with this object
   std::uint64_t file_bytes() const;
 
   // Copies the tokens of `ranges` (ascending, disjoint) that `table` retains and is about to drop. REQUIRES: between
-  // passes; bytes_for(tokens so far and these) less bytes() are available; status().ok().
+  // passes; bytes_for(tokens() and these) less bytes() are available; status().ok().
   void take(const PageTable& table, std::span<const IndexRange> ranges);
-  // The first failure of a file: the oldest column could not leave.
+  // Returns the first failure to write the oldest column to the file.
   const Status& status() const { return status_; }
 
   std::int64_t tokens() const { return std::ssize(columns_) * layout_.format.slots + used_; }
   const Layout& layout() const { return layout_; }
 
-  // Columns with tokens; the last may be the open one. A column's number never changes, but for its pages when the open
-  // one is encoded.
+  // Columns with tokens; the last may be the open one. A column keeps its number; only encoding changes its pages.
   std::int64_t columns() const { return std::ssize(columns_) + (used_ > 0 ? 1 : 0); }
   bool is_open(std::int64_t column) const { return column == std::ssize(columns_); }
   const Column& encoded(std::int64_t column) const { return *columns_[static_cast<std::size_t>(column)]; }
@@ -85,7 +81,7 @@ class DemotedPages {
     return pages[static_cast<std::size_t>(lane)];
   }
   SlotMask live(std::int64_t column) const { return slot_range(0, is_open(column) ? used_ : layout_.format.slots); }
-  // [segment][low, high][dimension], of the segments that hold tokens.
+  // Returns the bounds of the segments that hold tokens: [segment][low, high][dimension].
   const float* bounds(std::int64_t column, int lane) const {
     const AlignedBuffer<float>& all = is_open(column) ? open_bounds_ : encoded(column).bounds;
     return all.data() + static_cast<std::size_t>(lane) * layout_.lane_floats();
@@ -95,7 +91,7 @@ class DemotedPages {
   // Seconds waited for room in the file's buffers.
   double seconds_writing() const { return seconds_writing_; }
 
-  // The same content; encoded columns are shared. Errors: kResourceExhausted.
+  // Returns the same content; encoded columns are shared. Errors: kResourceExhausted.
   Result<DemotedPages> fork() const;
   std::uint64_t fork_bytes() const { return charge_.bytes() + open_page_bytes(); }
 
@@ -117,7 +113,7 @@ class DemotedPages {
   PagePool* pool_;
   Layout layout_;
   std::vector<std::shared_ptr<Column>> columns_;  // oldest first
-  std::int64_t away_ = 0;                         // columns that this has sent to the file, or found there
+  std::int64_t away_ = 0;                         // columns that it has sent to the file, or found there
   PageRefs open_;                                 // [lane]; empty before the first token
   AlignedBuffer<float> open_bounds_;
   std::vector<TokenIndex> open_tokens_;  // [slots]

@@ -1,9 +1,9 @@
-// Evict = demote, for one sequence: the demoted pages of its tables, and what its rows read of them again.
+// Demotion in one sequence: tokens that its policy drops are copied into demoted pages, from which later rows recall
+// some.
 //
-// Generated tokens recall, and so does the last token of a prompt: it is the one whose logits the answer begins with.
-// Other rows of prompts recall nothing. What is demoted when a row recalls depends on the tokens and on the policy's
-// chunks; under policies by range, whose chunks change nothing, the last token of a prompt is a chunk of its own
-// (PolicyTraits::last_alone).
+// The rows that recall are those of generated tokens and of the last token of a prompt, with whose logits the answer
+// begins. What is demoted by then depends on the tokens and the policy's chunks. Under policies by range, where chunks
+// must change nothing, the last token of a prompt is therefore a chunk of its own (PolicyTraits::last_alone).
 // Thread-safety: one caller at a time, but for OffloadedPages.
 #pragma once
 
@@ -18,29 +18,28 @@
 
 namespace kvasir {
 
-// Whether there is a file for what the policy drops, if it wants one. Errors: kInvalidArgument.
+// Checks that there is a file if the policy demotes to one. Errors: kInvalidArgument.
 Status check_demotion_file(const RetentionPolicy& policy, const DemotionFile* file);
 
 class SequenceDemotion {
  public:
-  // Null where the policy does not demote. `shape`: of the sequence, with its codec. `file`: null where there is none.
-  // Errors: kInvalidArgument (the policy wants a file), kResourceExhausted.
+  // Returns null where the policy does not demote. `shape`: of the sequence, with its codec. `file`: null: no folder
+  // was given. Errors: those of check_demotion_file, kResourceExhausted.
   static Result<std::unique_ptr<SequenceDemotion>> create(const RetentionPolicy& policy, KvCache* cache,
                                                           const KvCacheShape& shape, DemotionFile* file);
-  // The most that it takes in a sequence of `tokens` tokens; 0 where the policy does not demote.
+  // Returns the most bytes that demotion takes in a sequence of `tokens` tokens; 0 where the policy does not demote.
   static std::uint64_t most_bytes(const RetentionPolicy& policy, const KvCacheShape& shape, std::int64_t tokens);
 
-  // Bytes charged, and of these those that go with it.
-  std::uint64_t bytes() const;
-  std::uint64_t own_bytes() const;
-  // What it may take more, at most, when `rows` rows have run and a chunk ends.
+  std::uint64_t bytes() const;      // charged
+  std::uint64_t own_bytes() const;  // of these, what is freed with this object
+  // Returns the most bytes that it may take beyond bytes() when `rows` more rows have run and a chunk ends.
   std::uint64_t may_take(const KvSequence& tables, int rows) const;
-  // See DemotedPages::take. REQUIRES: may_take() is available.
+  // Copies tokens that the table is about to drop: see DemotedPages::take. REQUIRES: may_take() is available.
   void take(int table, const PageTable& from, std::span<const IndexRange> ranges);
 
-  // For a pass whose last row is the token `row`; null while nothing is demoted.
+  // Returns what recalls tokens for a pass whose last row is the token `row`; null while nothing is demoted.
   OffloadedPages* begin_pass(TokenIndex row);
-  // Of the last pass, and of what was taken since: what could not be written or read.
+  // Returns the first failure to read a page in the last pass, or to write one.
   Status status() const;
 
   bool empty() const;
@@ -48,16 +47,15 @@ class SequenceDemotion {
     double tokens = 0;        // demoted, as the mean over lanes
     std::uint64_t bytes = 0;  // of memory
     std::uint64_t file_bytes = 0;
-    std::int64_t recalled = 0;  // pages of a lane that rows read again, so far
-    std::int64_t fetched = 0;   // of these, those that had to be read from the file
-    double seconds_waited = 0;  // for these, and for room to write
+    std::int64_t recalled = 0;  // pages of a lane that rows have recalled
+    std::int64_t fetched = 0;   // of these, read from the file
+    double seconds_waited = 0;  // for reads, and for room to write
   };
   Report report() const;
   std::span<const DemotedPages> tables() const { return tables_; }
 
-  // What a fork takes of its own.
-  std::uint64_t fork_bytes() const;
-  // Shares what is encoded. Errors: kResourceExhausted.
+  std::uint64_t fork_bytes() const;  // what a fork takes of its own
+  // Makes that of a forked sequence; encoded columns are shared. Errors: kResourceExhausted, status().
   Result<std::unique_ptr<SequenceDemotion>> fork() const;
 
  private:

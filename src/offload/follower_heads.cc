@@ -7,6 +7,13 @@
 #include "base/status.h"
 
 namespace kvasir {
+namespace {
+
+Status not_written(const Status& why) {
+  return why.with_message("what is offloaded to a file cannot be written: " + why.message());
+}
+
+}  // namespace
 
 Status check_offload(const RetentionPolicy& policy, const PageFormat& page, const ColdTier* tier) {
   if (policy.follows_heads() == nullptr) return {};
@@ -49,7 +56,7 @@ FollowerHeads::~FollowerHeads() {
   drop_work();
 }
 
-// Returns whether leaders are known.
+// Finds the clusters once leaders are known. Returns whether there are any.
 bool FollowerHeads::find_clusters() {
   if (!clusters_.empty()) return true;
   if (heads_.leader(0) < 0) return false;
@@ -107,7 +114,7 @@ FollowerHeads::FollowerHeads(const RetentionPolicy& policy, const FollowerHeads&
 
 Result<std::unique_ptr<FollowerHeads>> FollowerHeads::fork(const RetentionPolicy& policy) const {
   KVASIR_RETURN_IF_ERROR(status_);
-  // They write to rows that are copied.
+  // Reads under way write to the rows that are copied.
   for (const Cluster& cluster : clusters_)
     for (const std::shared_ptr<ColdFetch>& fetch : cluster.fetches) {
       fetch->wait();
@@ -140,17 +147,6 @@ std::uint64_t FollowerHeads::bytes() const {
   for (const PageRefs& refs : hot_) pages += refs.size();
   for (const PageRefs& refs : work_) pages += refs.size();
   return pages * cache_->pool().page_cost(page_class_) + lists_.bytes() + refs_.bytes();
-}
-
-std::uint64_t FollowerHeads::list_bytes(std::int64_t tokens) const {
-  std::uint64_t sum =
-      plan_.entry_bytes(std::ssize(clusters_), tokens) + FollowerPlan::set_bytes(std::ssize(clusters_), chosen_);
-  for (const Cluster& cluster : clusters_)
-    for (const std::shared_ptr<ColdBlock>& block : cluster.blocks)
-      if (block != nullptr)
-        sum += ColdBlock::memory_bytes(
-            static_cast<std::size_t>(plan_.format.slots / plan_.part_tokens(static_cast<int>(cluster.tables.size()))));
-  return sum;
 }
 
 std::int64_t FollowerHeads::most_chosen(const PolicyChunk& chunk) const {
@@ -192,7 +188,7 @@ Status FollowerHeads::make_room(const PolicyChunk& chunk) {
   KVASIR_RETURN_IF_ERROR(resize_lists(chunk.end() + plan_.format.slots));
   if (!reads_all(chunk)) {
     if (!lacks_hot_) return {};
-    // The prompt that it gave its rows up for was given up itself.
+    // The prompt for which the hot rows were dropped was abandoned.
     drop_work();
     KVASIR_RETURN_IF_ERROR(take_hot(heads_.chosen()));
     for (Cluster& cluster : clusters_) choose_rows(cluster, chunk, cold_, nullptr);
@@ -212,6 +208,25 @@ Status FollowerHeads::make_room(const PolicyChunk& chunk) {
     }
   }
   return {};
+}
+
+void FollowerHeads::end_fetches(std::vector<std::shared_ptr<ColdFetch>>& fetches, bool needed,
+                                KvReport::Fetched* report) {
+  if (fetches.empty()) return;
+  double waited = 0;
+  for (const std::shared_ptr<ColdFetch>& fetch : fetches) {
+    waited += fetch->wait();
+    if (!fetch->status().ok() && status_.ok() && needed)
+      status_ = fetch->unwritten() ? not_written(fetch->status())
+                                   : fetch->status().with_message("what was offloaded to a file cannot be read back: " +
+                                                                  fetch->status().message());
+    report->bytes += fetch->bytes();
+    report->seconds += fetch->seconds();
+  }
+  report->rounds += 1;
+  report->stalls += waited > 0 ? 1 : 0;
+  report->stall_seconds += waited;
+  fetches.clear();
 }
 
 void FollowerHeads::drop_work() {
@@ -288,7 +303,7 @@ void FollowerHeads::describe(int table, BatchTable* out) const {
   const Place& place = places_[static_cast<std::size_t>(table)];
   if (cold_ == 0 || place.cluster < 0) return;
   const Cluster& cluster = clusters_[static_cast<std::size_t>(place.cluster)];
-  // Tables that follow alike have given back alike: they have the same columns.
+  // The tables of a cluster have given back the same tokens, so they have the same columns.
   const std::span<const PageEntry> own = out->frames.front().entries;
   KVASIR_CHECK(out->frames.size() == 1 && out->hidden.empty() &&
                own.size() + cluster.offloaded == cluster.entries.size() &&
@@ -315,21 +330,24 @@ void FollowerHeads::fetch(int layer) {
     end_fetches(work_fetches_[layer % FollowerPlan::kWorkLayers], true, &report_.prompts);
     return;
   }
-  if (chooses_) choose_after(layer);
+  // The layers before this one have attended, so that their choice for the next token is known.
+  if (chooses_) {
+    for (Cluster& cluster : clusters_)
+      if (cluster.layer >= chosen_layers_ && cluster.layer < layer)
+        choose_rows(cluster, {chunk_.end(), 1, false, 0}, cold_, nullptr);
+    chosen_layers_ = layer;
+  }
   for (Cluster& cluster : clusters_)
     if (cluster.layer == layer) end_fetches(cluster.fetches, true, &report_.chosen);
 }
 
-// The layers before this one have attended, and chosen for the next token.
-void FollowerHeads::choose_after(int layer) {
-  for (Cluster& cluster : clusters_)
-    if (cluster.layer >= chosen_layers_ && cluster.layer < layer)
-      choose_rows(cluster, {chunk_.end(), 1, false, 0}, cold_, nullptr);
-  chosen_layers_ = layer;
-}
-
 Status FollowerHeads::resize_lists(std::int64_t tokens) {
-  const std::uint64_t bytes = list_bytes(tokens);
+  std::uint64_t bytes =
+      plan_.entry_bytes(std::ssize(clusters_), tokens) + FollowerPlan::set_bytes(std::ssize(clusters_), chosen_);
+  for (const Cluster& cluster : clusters_) {
+    const int parts = plan_.format.slots / plan_.part_tokens(static_cast<int>(cluster.tables.size()));
+    bytes += cluster.blocks.size() * ColdBlock::memory_bytes(static_cast<std::size_t>(parts));
+  }
   if (!lists_.try_resize(bytes)) return kv_memory_full(cache_->budget(), bytes - lists_.bytes());
   list_tokens_ = tokens;
   const auto columns = static_cast<std::size_t>(plan_.list_columns(tokens));
@@ -380,7 +398,7 @@ void FollowerHeads::give_back(KvSequence* tables) {
   cold_ = leaves_;
 }
 
-FollowerHeads::Report FollowerHeads::report_with(const KvSequence& tables) const {
+FollowerHeads::Report FollowerHeads::report(const KvSequence& tables) const {
   Report report = report_;
   for (int t = 0; t < tables.governed_tables(); ++t)
     if (heads_.leader(t) != t)

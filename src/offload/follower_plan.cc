@@ -33,7 +33,7 @@ int FollowerPlan::part_tokens(int of_cluster) const {
 
 FollowerMemory plan_followers(const KvCacheShape& shape, const RetentionPolicy& policy, std::int64_t tokens,
                               std::int64_t prompt, int chunk) {
-  // Prompts may come later too: as if all were one.
+  // Other prompts may follow, so bounds are those of a text that is all prompt.
   const FollowsHeads::Bounds bounds = policy.follows_heads()->bounds(shape.kv_heads, tokens);
   const FollowerPlan plan(shape, bounds.leaders);
   FollowerMemory memory;
@@ -41,7 +41,7 @@ FollowerMemory plan_followers(const KvCacheShape& shape, const RetentionPolicy& 
   memory.own_columns = plan.columns(tokens);
   if (plan.followers == 0 || prompt == 0) return memory;
   const std::int64_t clusters = std::int64_t{plan.layers} * bounds.leaders;
-  // What is not settled, and a chunk, which begins anywhere in a page; without a profile all of a prompt.
+  // A table keeps what is not settled, and a chunk that begins anywhere in a page; without a profile, all of a prompt.
   const std::int64_t most = (bounds.known ? std::min<std::int64_t>(chunk, prompt) : prompt) + bounds.recent;
   memory.own_columns = std::min(memory.own_columns, plan.columns(most) + 2);
   const std::uint64_t work = plan.work_bytes(tokens);
@@ -50,7 +50,7 @@ FollowerMemory plan_followers(const KvCacheShape& shape, const RetentionPolicy& 
                  plan.block_bytes(clusters, tokens + plan.format.slots);
   memory.file_bytes = static_cast<std::uint64_t>(memory.tables) * static_cast<std::uint64_t>(plan.columns(tokens)) *
                       plan.format.bytes();
-  // A file, with its buffers, for each size of part, which depends on how many heads follow a leader.
+  // There is a file with buffers for each part size, and that depends on how many heads follow a leader.
   memory.buffer_bytes = ColdTier::kMostQueued;
   std::set<std::size_t> part_sizes;
   for (int of_cluster = 1; of_cluster <= plan.followers; ++of_cluster) part_sizes.insert(plan.part_bytes(of_cluster));

@@ -1,5 +1,5 @@
-// What heads that follow another have in the cold file: a block for each cluster and column, token by token, of each
-// the rows of all tables of the cluster; and how it comes back.
+// The cold file of following heads: writes a block for each cluster and column, and reads it back. A block holds, token
+// by token, the rows of all tables of the cluster.
 #include <algorithm>
 #include <utility>
 
@@ -34,7 +34,7 @@ void FollowerHeads::write_columns(Cluster& cluster, const KvSequence& tables, st
   }
 }
 
-// Asks for all pages of a layer.
+// Requests all offloaded pages of a layer.
 void FollowerHeads::begin_work(int layer) {
   if (layer >= plan_.layers) return;
   std::vector<std::shared_ptr<ColdFetch>>& fetches = work_fetches_[layer % FollowerPlan::kWorkLayers];
@@ -62,31 +62,8 @@ void FollowerHeads::begin_work(int layer) {
   }
 }
 
-Status FollowerHeads::not_written(const Status& why) {
-  return why.with_message("what is offloaded to a file cannot be written: " + why.message());
-}
-
-void FollowerHeads::end_fetches(std::vector<std::shared_ptr<ColdFetch>>& fetches, bool needed,
-                                KvReport::Fetched* report) {
-  if (fetches.empty()) return;
-  double waited = 0;
-  for (const std::shared_ptr<ColdFetch>& fetch : fetches) {
-    waited += fetch->wait();
-    if (!fetch->status().ok() && status_.ok() && needed)
-      status_ = fetch->unwritten() ? not_written(fetch->status())
-                                   : fetch->status().with_message("what was offloaded to a file cannot be read back: " +
-                                                                  fetch->status().message());
-    report->bytes += fetch->bytes();
-    report->seconds += fetch->seconds();
-  }
-  report->rounds += 1;
-  report->stalls += waited > 0 ? 1 : 0;
-  report->stall_seconds += waited;
-  fetches.clear();
-}
-
-// What a cluster reads of the tokens before `end` when the token of `next` runs comes to be hot: from the tables, of
-// columns that are about to leave them, or from the file.
+// Makes hot what a cluster will read of the tokens before `end` when `next` runs: copies it from columns that are about
+// to leave the tables, and requests the rest from the file.
 void FollowerHeads::choose_rows(Cluster& cluster, const PolicyChunk& next, TokenIndex end, const KvSequence* tables) {
   ranges_.clear();
   missing_.clear();

@@ -1,7 +1,5 @@
-// Of one cluster of KV heads, those that follow its R head: the tokens that they have in memory beside their newest
-// pages, and where. All of them have the same ones, at the same places.
-//
-// Thread-safety: none.
+// The hot tokens of one cluster of KV heads (offload/follower_heads.h), and the rows that hold them: the same in each
+// of its heads. Thread-safety: none.
 #pragma once
 
 #include <cstdint>
@@ -15,27 +13,27 @@ namespace kvasir {
 
 class FollowerSet {
  public:
-  // Room for `most` tokens; forgets what it held.
+  // Makes room for `most` tokens, and removes all.
   void reserve(std::int64_t most);
-  void clear();
-  // Holds what another does, with as much room.
+  void clear();  // frees the memory, too
+  // Becomes a copy of another set, with room for `most` tokens.
   void copy(const FollowerSet& other, std::int64_t most);
 
   struct Missing {
     std::uint32_t token = 0;
     std::uint32_t row = 0;
   };
-  // Holds the tokens of `ranges` before `end` from now on. Those that it did not hold take rows of those that leave,
-  // and are appended to `missing`, in order. REQUIRES: no more than there is room for.
+  // Replaces the tokens with those of `ranges` before `end`. New ones take free rows, or rows of tokens that leave, and
+  // are appended to `missing` in order. REQUIRES: no more tokens than reserve made room for.
   void change(std::span<const IndexRange> ranges, TokenIndex end, std::vector<Missing>* missing);
 
   std::span<const std::uint32_t> tokens() const { return tokens_; }  // ascending
   std::span<const std::uint32_t> rows() const { return rows_; }      // of each token
 
-  // Appends an entry for each page of `slots` tokens that some are of, and the place in rows() of its first.
+  // Appends an entry for each page of `slots` tokens that holds some of these, and the index in rows() of its first.
   void add_entries(int slots, std::vector<PageEntry>* entries, std::vector<std::uint32_t>* first) const;
 
-  // Bytes allocated once reserve(most) was called.
+  // Returns the bytes() after reserve(most).
   static std::uint64_t bytes_for(std::int64_t most) {
     return static_cast<std::uint64_t>(most) * 5 * sizeof(std::uint32_t);
   }

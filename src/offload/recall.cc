@@ -136,7 +136,7 @@ void Recall::choose(const LaneRow& row, std::span<const float> highest) {
     const auto slots = std::span(columns_).subspan(first, static_cast<std::size_t>(most_));
     auto slot = std::ranges::find(slots, column);
     if (slot == slots.end()) {
-      // As many as can be chosen: one of them is not.
+      // There are as many pages as can be chosen, so one of them is not chosen now.
       slot = std::ranges::find_if(slots, [&](std::int64_t held) { return held < 0 || !is_chosen(held); });
       KVASIR_CHECK(slot != slots.end());
       *slot = column;
@@ -168,7 +168,7 @@ void Recall::fetch_chosen(int layer) {
   const auto began = std::chrono::steady_clock::now();
   const auto give_up = [&](const Wanted& what, const char* failed, const Status& why) {
     if (status_.ok()) status_ = why.with_message(failed + why.message());
-    // Not to be read as if it were there.
+    // Its content is undefined.
     columns_[what.place] = -1;
     heads_[static_cast<std::size_t>(what.head)].count = 0;
   };

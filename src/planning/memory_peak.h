@@ -1,4 +1,4 @@
-// The moment when the cache of a sequence takes most: found by running its page tables without pages.
+// Finds the moment when the cache of a sequence takes most, by running its page tables without pages.
 // Thread-safety: pure functions.
 #pragma once
 

@@ -53,6 +53,10 @@ bool keeps_all(const RetentionPolicy& policy, const KvCacheShape& shape) {
          shape.windows.empty();
 }
 
+std::uint64_t shared_bytes(const RetentionPolicy& policy, const KvCacheShape& shape, std::int64_t tokens) {
+  return keeps_all(policy, shape) ? least_kv_bytes(shape, tokens) : 0;
+}
+
 namespace {
 
 // Returns whether each hole may make a frame: for lists with compact positions and one run.

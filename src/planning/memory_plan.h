@@ -1,4 +1,4 @@
-// Plans how much memory a policy needs, exactly, before anything runs: runs the cache's own bookkeeping without pages.
+// Plans how much memory a policy needs, exactly, before anything runs: by the cache's own bookkeeping without pages.
 // Thread-safety: pure functions.
 #pragma once
 
@@ -57,14 +57,16 @@ struct KvMemory {
   std::int64_t entries_max = 0;      // most entries of a page table, in all its frames
 };
 
-// What the pages of `tokens` retained tokens take at the very least, where a sliding window may hide all but its own;
-// costs nothing to compute. Forks may share all of it.
+// Returns the least bytes that the pages of `tokens` retained tokens take; a sliding window may hide all but its own
+// tokens. Costs nothing to compute.
 std::uint64_t least_kv_bytes(const KvCacheShape& shape, std::int64_t tokens);
 // As above, under a policy, which may offload some heads' tokens.
 std::uint64_t least_kv_bytes(const KvCacheShape& shape, const RetentionPolicy& policy, std::int64_t tokens);
 
 // Returns whether sequences under the policy hold every token of their text, in place, until they end.
 bool keeps_all(const RetentionPolicy& policy, const KvCacheShape& shape);
+// Returns the least bytes of `tokens` tokens that forks of a sequence share until they end; 0 unless keeps_all.
+std::uint64_t shared_bytes(const RetentionPolicy& policy, const KvCacheShape& shape, std::int64_t tokens);
 
 // Most tokens of one sequence that are planned: the bookkeeping of more would take minutes.
 inline constexpr std::int64_t kMostPlannedTokens = std::int64_t{1} << 24;

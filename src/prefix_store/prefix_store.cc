@@ -19,10 +19,7 @@ class SequenceSnapshot final : public PrefixSnapshot {
   explicit SequenceSnapshot(std::unique_ptr<Sequence> sequence) : sequence_(std::move(sequence)) {
     sequence_->mutable_tables().mark_cached();
   }
-  std::uint64_t own_bytes() const override {
-    const KvSequence& tables = sequence_->tables();
-    return tables.table_bytes() + tables.states().bytes() + sequence_->state_bytes();
-  }
+  std::uint64_t own_bytes() const override { return sequence_->own_bytes_beside_pages(); }
   std::uint64_t bytes_with_pages() const override { return sequence_->bytes(); }
   const Sequence& sequence() const { return *sequence_; }
 
@@ -58,7 +55,7 @@ std::string lineage_of(const PrefixText& text) {
 // Whether the sequence still has the keys and values of all its tokens, as any policy would have them. Where the newest
 // tokens stay in 16 bits, the encoded pages are not what a text that ends with them reads: then snapshots alone serve.
 bool is_exact(const Sequence& sequence) {
-  return !sequence.first_dropped() && all_read(sequence.policy()) && sequence.truncatable_from() == 0 &&
+  return !sequence.counters().first_dropped && all_read(sequence.policy()) && sequence.truncatable_from() == 0 &&
          sequence.shape().recent == 0;
 }
 
@@ -191,9 +188,8 @@ std::unique_ptr<Sequence> PrefixStore::adopt(const PrefixText& text, const KvCod
     decide([&](int table) { policy.finish_chunk(chunk, table, plan); });
     first += rows;
   }
-  if (!sequence->charge_state().ok()) return nullptr;
+  if (!sequence->resume({tokens, tokens, {}}).ok()) return nullptr;
   sequence->mutable_tables().give_back();
-  sequence->set_counters({tokens, tokens, -1});
   return sequence;
 }
 
@@ -207,7 +203,7 @@ bool PrefixStore::leave(const PrefixUse& use, const PrefixText& text, const Sequ
   if (exact) cache_.add_pages(space_of(use), tokens, sequence.tables(), keep_of(use));
   if (exact && policy.exact_prefix(text.prompt) >= seen) return false;
   // A snapshot would hold what was demoted or offloaded, too.
-  if (!sequence.is_whole()) return false;
+  if (!sequence.offloaded().empty()) return false;
   const std::int64_t most = std::min(text.prompt - 1, shared_prefix(policy, text.prompt));
   const std::int64_t grid = prompt_chunk(policy, text.chunk);
   bool wanted = false;

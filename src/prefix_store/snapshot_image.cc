@@ -103,7 +103,6 @@ Result<std::unique_ptr<Sequence>> restore_image(const ImageParts& parts, std::in
   if (!in.ok() || in.left() != 0) return data_loss("its state is longer than it should be");
   if (sequence->tables().next_index() != tokens || !policy_agrees(*sequence))
     return data_loss("its policy and its page tables contradict each other");
-  KVASIR_RETURN_IF_ERROR(sequence->charge_state());
   const PagePool& pool = cache->pool();
   std::span<const std::byte> left = parts.pages;
   for (const PageId page : pages_in_order(*sequence)) {

@@ -55,7 +55,7 @@ void RequestCompletion::end_one(Request& request, const Status& why) {
 
 void RequestCompletion::fail(Request& request) {
   // The request may have put pages with the same damage into the cache, unless only its own file was damaged.
-  const bool own_file = request.holds_pages() && !request.sequence()->recall_status().ok();
+  const bool own_file = request.holds_pages() && !request.sequence()->offloaded().status().ok();
   if (request.task().status().code() == StatusCode::kDataLoss && !own_file) parts_.prefixes->discard(request);
   parts_.events->add_failed(request);
   request.end();

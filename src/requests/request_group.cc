@@ -51,8 +51,8 @@ std::unique_ptr<RequestGroup> make_group(RequestId id, const RequestOptions& opt
     const RequestSize size{before + prompt, options.generate.max_tokens, model.config.context, request->text().chunk};
     return admissions.counted(peak_bytes(shape, *group->policy, size), size, runner.cache()->budget().capacity());
   };
-  group->peak = group->session.base != nullptr ? bytes_behind(*group->session.base, peak) : peak(0);
-  if (keeps_all(*group->policy, shape)) group->shared_peak = std::min(least_kv_bytes(shape, prompt), group->peak);
+  group->peak = bytes_behind(group->session.base, peak);
+  group->shared_peak = std::min(shared_bytes(*group->policy, shape, prompt), group->peak);
   request->bytes.to_start = bytes_to_start(*request, admissions.most().ahead);
   group->requests.push_back(std::move(request));
   return group;
@@ -68,7 +68,7 @@ std::uint64_t bytes_to_start(const Request& request, int ahead) {
     need.divided = true;
     return plan_kv_memory(group.shape, *group.policy, need).bytes;
   };
-  return group.session.base != nullptr ? bytes_behind(*group.session.base, plan) : plan(0);
+  return bytes_behind(group.session.base, plan);
 }
 
 void fork_samples(RequestGroup& group, int ahead) {

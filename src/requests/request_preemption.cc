@@ -66,8 +66,9 @@ PreemptionCost RequestPreemption::cost(Request& request) const {
 // session that is still being loaded are in a file already.
 bool RequestPreemption::can_swap(Request& request) const {
   const Sequence& sequence = *request.sequence();
-  return file_ != nullptr && sequence.is_whole() && request.is(RequestState::kRunning) && !sequence.in_chunk() &&
-         request.session_pages().done() && !shares_pages(request) && SwappedSequence::has_room(*file_, sequence);
+  return file_ != nullptr && sequence.offloaded().empty() && request.is(RequestState::kRunning) &&
+         !sequence.in_chunk() && request.session_pages().done() && !shares_pages(request) &&
+         SwappedSequence::has_room(*file_, sequence);
 }
 
 void RequestPreemption::preempt(Request& request) {

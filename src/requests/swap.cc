@@ -31,7 +31,7 @@ SwappedSequence::SwappedSequence(SpillFile* file, const Sequence& sequence)
 }
 
 std::unique_ptr<SwappedSequence> SwappedSequence::leave(SpillFile* file, const Sequence& sequence) {
-  if (sequence.in_chunk() || !sequence.status().ok() || !sequence.is_whole()) return nullptr;
+  if (sequence.in_chunk() || !sequence.status().ok() || !sequence.offloaded().empty()) return nullptr;
   std::unique_ptr<SwappedSequence> swap(new SwappedSequence(file, sequence));
   if (!swap->charge_.try_resize(swap->saved_.size())) return nullptr;
   swap->spilled_ = file->reserve(swap->parts_.size());
@@ -82,7 +82,6 @@ Result<std::unique_ptr<Sequence>> SwappedSequence::arrive(const std::shared_ptr<
   auto sequence = std::make_unique<Sequence>(model, cache, std::move(policy), codec_);
   ByteReader in(saved_);
   KVASIR_RETURN_IF_ERROR(read_sequence(in, sequence.get()));
-  KVASIR_RETURN_IF_ERROR(sequence->charge_state());
   pages_ = pages_in_order(*sequence);
   states_to_ = sequence->mutable_tables().states().memory();
   plan_parts(states_to_.size());

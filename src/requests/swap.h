@@ -33,12 +33,12 @@ class SwapRates {
     out_ = std::min(4 * out_, kSlowest);
     in_ = std::min(4 * in_, kSlowest);
   }
-  // Recomputing was faster.
+  // Notes that recomputing was chosen as the faster way.
   void note_unused() {
     out_ += (kUnknown - out_) / 16;
     in_ += (kUnknown - in_) / 16;
   }
-  // Returns the seconds for so many bytes to leave and come back.
+  // Returns the seconds for `bytes` bytes to leave and come back.
   double seconds(std::uint64_t bytes) const { return static_cast<double>(bytes) * (out_ + in_); }
   double out() const { return 1 / out_; }  // bytes per second
   double in() const { return 1 / in_; }
@@ -60,10 +60,10 @@ class SwappedSequence {
  public:
   enum class State { kLeaving, kOut, kComing, kBack, kFailed };
 
-  // Begins to write the sequence, which stays as it is. What it is without its pages and its layers' states stays in
-  // memory, charged to the cache's budget. Returns null where the file or the budget have no room for it, where it is
-  // within a chunk, and where its policy has demoted tokens, which no swap file holds. The file outlives this; the
-  // sequence lives until state() is no longer kLeaving.
+  // Begins to write the sequence's pages and its layers' states, and changes neither. The rest of it (write_sequence)
+  // stays in memory, charged to the cache's budget. Returns null where the file or the budget has no room for it, where
+  // a chunk is under way, and where tokens were demoted or offloaded, which no swap file holds. The file must outlive
+  // the object; the sequence must live until state() is no longer kLeaving.
   static std::unique_ptr<SwappedSequence> leave(SpillFile* file, const Sequence& sequence);
 
   // Returns whether leave() would find room.
@@ -81,7 +81,7 @@ class SwappedSequence {
   void advance();
 
   State state() const { return state_; }
-  const Status& status() const { return status_; }  // of kFailed
+  const Status& status() const { return status_; }  // why state() is kFailed
   std::uint64_t bytes() const { return bytes_; }    // of the content of pages and layers' states
   // Bytes of tables and pages that the sequence takes when it is back.
   std::uint64_t bytes_back() const { return bytes_back_; }

@@ -45,7 +45,7 @@ bool Task::prepare() {
     const auto rest = static_cast<std::int64_t>(prompt_ - run_);
     status_ = check_room(sequence.policy(), context_place(sequence.tables()), rest,
                          std::min<std::int64_t>(rest, prompt_chunk(sequence.policy(), text_->chunk)),
-                         sequence.shared_model()->config.context);
+                         sequence.model()->config.context);
     return status_.ok();
   }
   if (!generation_) return false;

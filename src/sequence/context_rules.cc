@@ -31,7 +31,7 @@ std::int64_t context_left(const RetentionPolicy& policy, ContextPlace place, std
 }
 
 std::int64_t context_left(const Sequence& sequence) {
-  return context_left(sequence.policy(), context_place(sequence.tables()), sequence.shared_model()->config.context);
+  return context_left(sequence.policy(), context_place(sequence.tables()), sequence.model()->config.context);
 }
 
 Status check_room(const RetentionPolicy& policy, ContextPlace place, std::int64_t rest, std::int64_t next,

@@ -13,8 +13,10 @@ KvReport kv_report(const Sequence& sequence) {
   report.policy = sequence.policy().traits().spec;
   report.codec = codec_name(tables.codec());
   report.seen = tables.next_index();
-  // What was offloaded is kept, too.
-  const bool offloads = sequence.followers() != nullptr;
+  // Offloaded tokens count as kept.
+  const SequenceDemotion* const demotion = sequence.offloaded().demotion();
+  const FollowerHeads* const followers = sequence.offloaded().followers();
+  const bool offloads = followers != nullptr;
   report.kept = std::llround(offloads ? tables.mean_length() : tables.mean_stored());
   report.kept_least = std::numeric_limits<std::int64_t>::max();
   for (int t = 0; t < tables.governed_tables(); ++t) {
@@ -31,11 +33,11 @@ KvReport kv_report(const Sequence& sequence) {
   for (const StateGroup& group : shape.states)
     report.states.push_back(
         {group.layers, tables.states().bytes() > 0 ? group.bytes * static_cast<std::uint64_t>(group.layers) : 0});
-  report.kept_max = sequence.kept_max();
-  if (sequence.selector() != nullptr)
-    if (const auto read = sequence.selector()->tokens_read()) report.read = std::llround(*read);
-  if (sequence.demotion() != nullptr) {
-    const SequenceDemotion::Report demoted = sequence.demotion()->report();
+  report.kept_max = sequence.counters().kept_max;
+  if (const SequenceSelector* selector = sequence.reads().selector())
+    if (const auto read = selector->tokens_read()) report.read = std::llround(*read);
+  if (demotion != nullptr) {
+    const SequenceDemotion::Report demoted = demotion->report();
     report.demotes = true;
     report.demoted = std::llround(demoted.tokens);
     report.demoted_bytes = demoted.bytes;
@@ -44,8 +46,8 @@ KvReport kv_report(const Sequence& sequence) {
     report.fetched = demoted.fetched;
     report.recall_seconds = demoted.seconds_waited;
   }
-  if (sequence.followers() != nullptr) {
-    const FollowerHeads::Report offloaded = sequence.followers()->report_with(tables);
+  if (offloads) {
+    const FollowerHeads::Report offloaded = followers->report(tables);
     report.offloads = true;
     report.hot_bytes = offloaded.hot_bytes;
     report.cold_bytes = offloaded.cold_bytes;
@@ -53,10 +55,10 @@ KvReport kv_report(const Sequence& sequence) {
     report.fetched_chosen = offloaded.chosen;
     report.fetched_prompts = offloaded.prompts;
   }
-  report.dead_share = tables.dead_share();
-  const TableColumns::Encodings encodings = tables.encodings();
-  report.encodings_mean = encodings.mean();
-  report.encodings_max = encodings.most;
+  report.dead_share = dead_share(tables);
+  const TableColumns::Encodings encoded = encodings(tables);
+  report.encodings_mean = encoded.mean();
+  report.encodings_max = encoded.most;
   report.bytes = sequence.bytes();
   report.bytes_peak = sequence.bytes_peak();
   report.budget = cache.budget().capacity();

@@ -12,7 +12,7 @@ std::size_t floats_of_page(const KvCacheShape& shape) {
   return static_cast<std::size_t>(shape.page.slots) * static_cast<std::size_t>(shape.page.head_dim);
 }
 
-// Keys and values of one table at a time, and those of one page.
+// Returns the bytes of the keys and values of one table, and of one page.
 std::uint64_t kv_bytes(const ReadsKv& kv, const KvCacheShape& shape, PolicyScope scope, int rows) {
   const auto all = static_cast<std::uint64_t>(rows);
   const std::uint64_t floats =
@@ -26,8 +26,8 @@ int all_heads(const KvCacheShape& shape) {
   return shape.layers * shape.query_heads;
 }
 
-// Copies what the pages of a table hold of a chunk's tokens: the newest of run 0, so their columns are the last of its
-// newest frame.
+// Copies keys and values of a chunk's tokens from a table's pages. These tokens are the newest of run 0, so their
+// columns are the last of its newest frame.
 class ChunkReader {
  public:
   ChunkReader(const KvCacheShape& shape, const PolicyChunk& chunk, const PageStore& store)

@@ -9,14 +9,14 @@
 namespace kvasir {
 namespace {
 
-// A number in the order of scores: equal for equal scores, the largest for NaN.
+// Returns a number in the order of scores: equal for equal scores, the largest for NaN.
 std::uint32_t order_of(float score) {
   if (std::isnan(score)) return ~std::uint32_t{0};
   const auto bits = std::bit_cast<std::uint32_t>(score + 0.0F);  // -0 is 0
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// What is read beside all segments of an order above: `equals` of this one, the youngest.
+// The segments to read: all of a higher order than `order`, and the youngest `equals` of this one.
 struct Threshold {
   std::uint32_t order = 0;
   std::int64_t equals = 0;
@@ -85,7 +85,7 @@ std::optional<double> QuestSelector::tokens_read() const {
          static_cast<double>(shape_.layers);
 }
 
-// Of a text, as the row of its newest token finds it.
+// Returns the tokens in sealed pages, as the row of a text's newest token finds them.
 std::int64_t QuestSelector::sealed_tokens(std::int64_t tokens) const {
   const std::int64_t slots = shape_.page.slots;
   return std::max<std::int64_t>(tokens - 1 - shape_.recent, 0) / slots * slots;

@@ -1,20 +1,21 @@
 // Quest: a generated token reads, in each KV head, the segments of 16 tokens whose keys may fit its queries best (Tang
 // et al., arXiv 2406.10774).
 //
-// A segment is the tokens [16 c, 16 c + 16) of the text, whatever the page. Of its keys it has the least and the
-// greatest element of each dimension, low and high: of the keys as attention reads them (decoded, after RoPE, before
-// the pages' Hadamard matrix). No product of the segment's keys with a query q is above
+// A segment is the tokens [16 c, 16 c + 16) of the text, whatever the page. low and high are the least and the greatest
+// element of each dimension of its keys, as attention reads them (decoded, after RoPE, before the pages' Hadamard
+// matrix). No product of the segment's keys with a query q is above
 //   sum over d of max(q_d * low_d, q_d * high_d)        (a float sum, in order of d)
-// and its bound is the greatest of these over the query heads of the KV head. A row reads the segments with the largest
-// bounds, the younger first among equals, a segment with a NaN before all others. Always read, and counted in the
-// budget: the first segment, and all tokens behind the sealed pages (kv/page_table.h): of the page that the row's own
-// token is in, and of those that the codec keeps in 16 bits. Of the budget's rest whole segments are read. Rows of
-// prompts, and all rows in the first two layers, read everything. Where a native sliding window hides a segment as a
-// whole, it is neither read nor counted.
+// The segment's bound is the greatest of these over the query heads of the KV head. A row reads the segments with the
+// largest bounds, the younger first among equals, and a segment with a NaN before all others.
 //
-// Bounds are computed from the pages when a row first needs them, so a fork, or a sequence whose pages come from
-// elsewhere, has none at first, and the same ones later. REQUIRES: a table of ranges that loses no token but to a
-// sliding window, so that keys never move.
+// Always read, and counted in the budget, are the first segment and all tokens behind the sealed pages
+// (kv/page_table.h): those of the page that the row's own token is in, and of pages that the codec keeps in 16 bits.
+// The rest of the budget goes to whole segments. Rows of prompts, and all rows in the first two layers, read
+// everything. A segment that a native sliding window hides entirely is neither read nor counted.
+//
+// Bounds are computed from the pages when a row first needs them. So a fork, or a sequence whose pages come from
+// elsewhere, has none at first and computes the same ones later. REQUIRES: a table of ranges that loses tokens only to
+// a sliding window, so that keys never move.
 #pragma once
 
 #include <vector>
@@ -41,11 +42,11 @@ class QuestSelector final : public SequenceSelector {
   void reserve(std::int64_t tokens) override;
   std::optional<double> tokens_read() const override;
 
-  // What the row of a text's newest token chooses, which depends on the number of tokens alone.
+  // How many segments the row of a text's newest token reads. It depends on the number of tokens alone.
   struct Choice {
-    std::int64_t first = 0;    // of segments [first, end), ...
+    std::int64_t first = 0;    // chooses among segments [first, end)
     std::int64_t end = 0;      //
-    std::int64_t count = 0;    // ... so many are read
+    std::int64_t count = 0;    // segments read of these
     std::int64_t visible = 0;  // tokens that the row sees
     std::int64_t read = 0;     // tokens that it reads
     bool all() const { return count == end - first; }
@@ -58,8 +59,7 @@ class QuestSelector final : public SequenceSelector {
   std::size_t lane_floats() const {
     return static_cast<std::size_t>(kBlock) * (2 * static_cast<std::size_t>(dim_) + 1);
   }
-  // Of a lane in a block of segments: low and high of each dimension, [dimension][low, high][segment], then a score
-  // each.
+  // Return a lane's bounds in a block of segments, [dimension][low, high][segment], and the scores that follow them.
   float* bounds(std::int64_t block, int lane) const {
     return blocks_[static_cast<std::size_t>(block)].data() + static_cast<std::size_t>(lane) * lane_floats();
   }
@@ -76,9 +76,9 @@ class QuestSelector final : public SequenceSelector {
   int lanes_ = 0;  // of all layers that choose
   int dim_ = 0;
   TokenIndex next_ = 0;                       // the token of the next row 0
-  std::int64_t newest_ = 0;                   // tokens up to the newest row that was to choose; 0: none was
+  std::int64_t newest_ = 0;                   // tokens up to the newest generated row; 0: none has run
   std::vector<AlignedBuffer<float>> blocks_;  // [block][lane]
-  std::vector<std::int64_t> known_;           // per lane: pages in front that have bounds; empty: none in any
+  std::vector<std::int64_t> known_;           // [lane]: leading pages that have bounds; empty: none
 };
 
 }  // namespace kvasir

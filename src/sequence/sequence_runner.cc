@@ -9,7 +9,7 @@ SequenceRunner::SequenceRunner(std::shared_ptr<LoadedModel> model, std::shared_p
     : SequenceRunner(std::make_unique<Sequence>(std::move(model), std::move(cache), std::move(policy))) {}
 
 SequenceRunner::SequenceRunner(std::unique_ptr<Sequence> sequence)
-    : sequence_(std::move(sequence)), step_(sequence_->shared_model(), sequence_->cache()) {}
+    : sequence_(std::move(sequence)), step_(sequence_->model(), sequence_->cache()) {}
 
 Status SequenceRunner::feed(std::span<const TokenId> tokens, int chunk, Logits logits, const OnPass& on_pass,
                             Source source) {
@@ -33,6 +33,15 @@ Result<StepResult> SequenceRunner::feed_pass(std::span<const TokenId> rest, int 
 
 void SequenceRunner::set_watch(std::function<void(const KvSequence&)> watch) {
   step_.set_watch([watch = std::move(watch)](const Sequence& sequence) { watch(sequence.tables()); });
+}
+
+Status SequenceRunner::own_pages() {
+  KVASIR_RETURN_IF_ERROR(sequence_->status());
+  if (!policy().traits().compacts) return {};
+  KvSequence& tables = sequence_->mutable_tables();
+  for (int t = 0; t < tables.governed_tables(); ++t)
+    KVASIR_RETURN_IF_ERROR(tables.table(t).unshare({0, tables.next_index()}));
+  return {};
 }
 
 Result<std::unique_ptr<SequenceRunner>> SequenceRunner::fork() {

@@ -1,11 +1,10 @@
-// A single sequence as a batch of one: feeds it text, pass after pass.
+// Feeds text to one sequence, pass after pass, as a batch of one.
 // Thread-safety: one caller at a time; runners of one model take turns.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 
 #include "sequence/sequence.h"
@@ -23,43 +22,38 @@ class SequenceRunner {
   // Continues a sequence.
   explicit SequenceRunner(std::unique_ptr<Sequence> sequence);
 
-  // Rows of logits [rows, vocabulary] of the tokens from `first` on; return false to stop after this chunk.
+  // Receives the logits [rows, vocabulary] of the tokens from `first` on. Return false to stop after this chunk.
   using OnPass = std::function<bool(std::int64_t first, int rows, std::span<const float> logits)>;
 
-  // Runs `tokens` behind what the sequence holds, in chunks of up to `chunk` (0: what the policy, or else the model's
-  // options, say; generated tokens come one by one whatever it is). With kLast, logits come with the last pass only (an
-  // empty span with the others). Errors: kResourceExhausted when the KV budget is full; tokens of earlier chunks stay.
-  // kCancelled when on_pass said so.
+  // Runs `tokens` behind what the sequence holds, a prompt in chunks of up to `chunk` (0: see prompt_chunk), generated
+  // tokens singly. With kLast, only the last pass has logits. Errors: kResourceExhausted when the KV budget is full;
+  // tokens of earlier chunks stay. kCancelled when on_pass has returned false.
   Status feed(std::span<const TokenId> tokens, int chunk, Logits logits, const OnPass& on_pass,
               Source source = Source::kPrompt);
 
-  // The next chunk of feed, for whoever reads several sequences side by side: of `rest`, what is left of the text (not
-  // empty), as many of the first tokens as share a chunk. Errors: kResourceExhausted, leaving no trace; kDataLoss where
-  // a logit is not a number.
+  // Runs one pass of feed, for callers that read several sequences side by side. `rest`: what is left of the text; not
+  // empty. Errors: kResourceExhausted, leaving no trace; kDataLoss where a logit is not finite.
   Result<StepResult> feed_pass(std::span<const TokenId> rest, int chunk, Logits logits, Source source);
 
-  // Called in front of every pass, when there is room for its tokens. Optional. The time it takes counts nowhere.
+  // As Step::set_watch.
   void set_watch(std::function<void(const KvSequence&)> watch);
 
-  // Optional observer of the attention of every pass; may be null. Must outlive the passes.
-  void set_tap(AttentionObserver* tap) { sequence_->set_tap(tap); }
-
-  // Rows that a pass runs at most; chunks are then executed in several passes. For tests.
+  // Sets the most rows of a pass, so that chunks are executed in several passes. For tests.
   void set_most_rows(int rows) { most_rows_ = rows; }
 
-  // Shares all pages. Errors: kResourceExhausted.
+  // As Sequence::fork.
   Result<std::unique_ptr<SequenceRunner>> fork();
 
-  Status own_pages() { return sequence_->own_pages(); }
+  // Copies the shared pages that will be written sooner or later. Errors: kResourceExhausted.
+  Status own_pages();
 
   Sequence& whole() { return *sequence_; }
   Step& step() { return step_; }
   const KvSequence& sequence() const { return sequence_->tables(); }
   const RetentionPolicy& policy() const { return sequence_->policy(); }
   const StepTimes& times() const { return step_.times(); }
-  std::int64_t kept_max() const { return sequence_->kept_max(); }
-  std::int64_t seen_least() const { return sequence_->seen_least(); }
-  std::optional<TokenIndex> first_dropped() const { return sequence_->first_dropped(); }
+  const Sequence::Counters& counters() const { return sequence_->counters(); }
+  PolicyListener& listener() { return sequence_->listener(); }
 
  private:
   std::unique_ptr<Sequence> sequence_;

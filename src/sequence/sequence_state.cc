@@ -9,7 +9,7 @@
 namespace kvasir {
 namespace {
 
-// Takes the tokens of `hole` out of ascending ranges.
+// Removes the tokens of `hole` from ascending ranges.
 void cut(std::vector<IndexRange>& ranges, IndexRange hole) {
   if (hole.empty()) return;
   std::vector<IndexRange> left;
@@ -20,7 +20,7 @@ void cut(std::vector<IndexRange>& ranges, IndexRange hole) {
   ranges = std::move(left);
 }
 
-// Whether the frames of a table of ranges are these, and no others but an empty one for tokens to come.
+// Returns whether the frames of a table of ranges are exactly these, and perhaps an empty one for tokens to come.
 bool frames_are(const PageTable& table, std::span<const IndexRange> ranges) {
   std::size_t f = 0;
   for (const IndexRange& range : ranges) {
@@ -48,7 +48,7 @@ bool policy_agrees(const Sequence& sequence) {
       if (t < tables.governed_tables()) {
         policy.retained(t, run, ranges);
       } else if (tables.next_index() > 0) {
-        ranges.push_back({0, tables.next_index()});  // of which it has given back what is beyond its window
+        ranges.push_back({0, tables.next_index()});  // what is beyond the window was given back
       }
       std::int64_t retained = 0;
       for (const IndexRange& range : ranges) retained += range.size();
@@ -75,10 +75,10 @@ bool policy_agrees(const Sequence& sequence) {
 void write_sequence(const Sequence& sequence, ByteWriter& out) {
   for (int t = 0; t < sequence.tables().tables(); ++t) sequence.tables().table(t).save(out);
   sequence.policy().save(out);
-  const Sequence::Counters counters = sequence.counters();
+  const Sequence::Counters& counters = sequence.counters();
   out.put(counters.kept_max);
   out.put(counters.seen_least);
-  out.put(counters.first_dropped);
+  out.put(counters.first_dropped.value_or(-1));
 }
 
 Status read_sequence(ByteReader& in, Sequence* sequence) {
@@ -92,9 +92,10 @@ Status read_sequence(ByteReader& in, Sequence* sequence) {
   Sequence::Counters counters;
   in.get(counters.kept_max);
   in.get(counters.seen_least);
-  in.get(counters.first_dropped);
-  sequence->set_counters(counters);
-  return {};
+  TokenIndex first_dropped = -1;
+  in.get(first_dropped);
+  if (first_dropped >= 0) counters.first_dropped = first_dropped;
+  return sequence->resume(counters);
 }
 
 std::vector<PageId> pages_in_order(const Sequence& sequence) {

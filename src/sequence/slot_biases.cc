@@ -8,7 +8,7 @@
 namespace kvasir {
 namespace {
 
-// Entries that a pass may add beside those of the pages it opens.
+// Most entries that a pass may add besides those of the pages it opens.
 constexpr std::int64_t kMoreEntries = 2;
 
 std::uint64_t bytes_of(const KvCacheShape& shape, PolicyScope scope, std::int64_t entries) {
@@ -17,7 +17,7 @@ std::uint64_t bytes_of(const KvCacheShape& shape, PolicyScope scope, std::int64_
   return static_cast<std::uint64_t>(entries + kMoreEntries) * (entry + sizeof(const float*));
 }
 
-// Those of one table's tokens in one lane, while they are laid out.
+// Returns the bytes of the biases of one table's tokens in one lane, while they are laid out.
 std::uint64_t bytes_of_tokens(const KvCacheShape& shape, std::int64_t entries) {
   return static_cast<std::uint64_t>(entries + kMoreEntries) * static_cast<std::uint64_t>(shape.page.slots) *
          sizeof(float);

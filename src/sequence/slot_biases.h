@@ -1,5 +1,5 @@
 // Lays out the biases of a policy that weighs slots (WeighsSlots, retention/capabilities.h) as a batch has them: by
-// entry, lane and slot. Nothing is allocated between passes, and nothing where all biases are 0.
+// entry, lane and slot. Holds no memory between passes, nor where all biases are 0.
 // Thread-safety: none.
 #pragma once
 
@@ -13,18 +13,18 @@ namespace kvasir {
 
 class SlotBiases {
  public:
-  // The policy outlives the object.
+  // The policy must outlive the object.
   explicit SlotBiases(const RetentionPolicy& policy) : policy_(policy.weighs_slots()) {}
 
-  // The most bytes that tables of so many entries take in a pass.
+  // Returns the most bytes of a pass over tables of `entries` entries each.
   static std::uint64_t most_bytes(const RetentionPolicy& policy, const KvCacheShape& shape, std::int64_t entries);
-  // The same of a sequence, while a chunk of `rows` rows that comes next is run.
+  // As above, for the passes of a sequence's next chunk, of `rows` rows.
   std::uint64_t bytes_for(const KvCacheShape& shape, const KvSequence& tables, int rows) const;
 
-  // Before a pass: sets BatchTable::biases of governed table `t`, which was described. `first`: the first token of the
+  // Sets BatchTable::biases of governed table `t`, which was described for a pass. `first`: the first token of the
   // chunk under way. Valid until clear().
   void describe(const KvSequence& tables, int t, TokenIndex first, BatchTable* out);
-  // The pass has run: gives all memory back.
+  // Frees all memory. Call it when the pass has run.
   void clear() { tables_ = std::vector<Table>(); }
 
  private:
@@ -33,7 +33,7 @@ class SlotBiases {
     std::vector<const float*> of_entry;  // [entries]: null where all are 0
   };
 
-  const WeighsSlots* policy_;  // null: it does not weigh slots
+  const WeighsSlots* policy_;  // null: the policy does not weigh slots
   std::vector<Table> tables_;
 };
 

@@ -24,7 +24,7 @@ class Stopwatch {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
-// Whether no exponent is all ones, as those of infinities and NaNs are.
+// Returns whether no value is infinite or NaN: their exponents are all ones.
 bool all_finite(std::span<const float> values) {
   std::uint32_t largest = 0;
   for (const float value : values) largest = std::max(largest, std::bit_cast<std::uint32_t>(value) & 0x7fffffffu);
@@ -59,11 +59,11 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
   std::size_t tables = 0;
   double observing = 0;
   for (std::size_t i = 0; i < requests.size(); ++i) {
-    observing -= requests[i].sequence->seconds_observing();
-    // The sum fits, and compaction never takes more than the reserve.
+    observing -= requests[i].sequence->listener().seconds();
+    // The sum of all fits, and compaction takes at most the reserve.
     KVASIR_CHECK(requests[i].sequence->make_room(plan.passes[i]).ok());
   }
-  // Room for exactly what is coming: vectors that grow by themselves take up to twice as much.
+  // Reserved exactly: vectors that grow by themselves take up to twice as much.
   for (const StepRequest& request : requests) tables += static_cast<std::size_t>(request.sequence->tables().tables());
   batch_.tokens.reserve(static_cast<std::size_t>(plan.rows));
   batch_.sequences.reserve(requests.size());
@@ -79,7 +79,7 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
   for (BatchSequence& sequence : batch_.sequences)
     if (sequence.selector == nullptr) sequence.selector = selector_;
   const std::span<const float> out = model_->transformer->forward({&batch_, model_->store_of(*cache_)});
-  for (const StepRequest& request : requests) observing += request.sequence->seconds_observing();
+  for (const StepRequest& request : requests) observing += request.sequence->listener().seconds();
   times_.forward += clock.lap() - observing;
   times_.cache += observing;
 
@@ -109,7 +109,7 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
       requests[i].sequence->fail(result.status);
       continue;
     }
-    if (result.status = requests[i].sequence->recall_status(); !result.status.ok()) {
+    if (result.status = requests[i].sequence->offloaded().status(); !result.status.ok()) {
       requests[i].sequence->fail(result.status);
       continue;
     }

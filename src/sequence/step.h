@@ -1,4 +1,5 @@
-// One step of the engine: plan, run, observe and prune, collect, for one sequence or many in one forward pass.
+// Runs one forward pass for one sequence or many: plans it, makes room, describes it to a batch, runs the model,
+// prunes, and collects the logits.
 //
 // Thread-safety: one caller at a time.
 #pragma once
@@ -27,11 +28,12 @@ struct StepRequest {
   Sequence::Input input;
 };
 
-// What became of it. Spans are valid until the next step.
+// The result of a request. Spans are valid until the next step.
 struct StepResult {
-  // The sequence cannot go on: its logits are NaN or infinite (kDataLoss), or what was demoted could not be read back.
+  // An error where the sequence cannot go on: its logits are NaN or infinite (kDataLoss), or offloaded tokens could not
+  // be read back.
   Status status;
-  int tokens = 0;                 // that ran
+  int tokens = 0;                 // number of tokens that ran
   std::int64_t first = 0;         // index of the token that `logits` begin with
   int rows = 0;                   // of logits
   std::span<const float> logits;  // [rows, vocabulary]
@@ -39,32 +41,32 @@ struct StepResult {
 
 class Step {
  public:
-  // The sequences of all steps belong to this model and cache.
+  // The sequences of all its passes belong to this model and cache.
   Step(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache);
 
-  // What a step would run.
+  // What a pass would run.
   struct Plan {
     std::vector<Sequence::PassPlan> passes;  // [requests]
     std::uint64_t bytes = 0;                 // that all rows take, reserves included
     bool fits = true;                        // whether they are available
     int rows = 0;
-    Status status;  // of the first sequence that cannot go on (Sequence::status); nothing can be run then
+    Status status;  // an error if a sequence cannot go on (Sequence::status): the plan cannot be run
   };
-  // Changes nothing. REQUIRES: each sequence at most once, inputs not empty.
+  // REQUIRES: each sequence at most once, inputs not empty.
   Plan plan(std::span<const StepRequest> requests) const;
 
-  // Executes a plan that fits, with the requests it was made of. results: [requests]; their status is an error where a
-  // sequence failed; the others are as if it had not been there. Errors: kResourceExhausted for a plan that does not
-  // fit, or the plan's status: nothing has happened.
+  // Executes a plan with the requests it was made of. results: [requests]; a sequence fails alone (StepResult::status).
+  // Errors: kResourceExhausted for a plan that does not fit, or the plan's status: nothing has happened.
   Status run(const Plan& plan, std::span<const StepRequest> requests, std::span<StepResult> results);
 
-  // Called in front of every pass, when there is room for its tokens. Optional. The time it takes counts nowhere.
+  // Sets an optional callback, called for each sequence of a pass when room was made and before the model runs. Its
+  // time is not part of times().
   void set_watch(std::function<void(const Sequence&)> watch) { watch_ = std::move(watch); }
-  // For tests: what sequences without a selector of their own read. May be null; outlives the passes.
+  // For tests: sets the selector of sequences without their own; may be null. Must outlive the passes.
   void set_selector(EntrySelector* selector) { selector_ = selector; }
 
   const StepTimes& times() const { return times_; }
-  // Bytes of the newest batch beside page tables.
+  // Returns the bytes of the last batch, without page tables.
   std::uint64_t batch_bytes() const { return batch_.bytes(); }
 
  private:

@@ -60,7 +60,7 @@ class SessionImpl final : public Session, public SessionBase {
   Status save(const std::string& path) const override {
     return guarded([&] {
       if (image_ != nullptr) return write_file(path, image_->file.bytes());
-      if (!text_.sequence->is_whole()) return check_saveable(text_.sequence->policy());
+      if (!text_.sequence->offloaded().empty()) return check_saveable(text_.sequence->policy());
       return save_session(path, *text_.sequence, text_.chunk,
                           {text_.newest, text_.logits, transcript_.state(), sampler_});
     });
@@ -75,7 +75,7 @@ class SessionImpl final : public Session, public SessionBase {
   }
 
   Forgotten forgotten() const override {
-    const std::optional<TokenIndex> first = text_.sequence->first_dropped();
+    const std::optional<TokenIndex> first = text_.sequence->counters().first_dropped;
     if (!first) return {};
     return {*first, seen() - static_cast<std::int64_t>(text_.sequence->tables().mean_length())};
   }

@@ -228,14 +228,14 @@ Status restore_state(std::span<const std::byte> bytes, const LoadedModel& model,
       !std::ranges::all_of(extras.logits, [](float logit) { return std::isfinite(logit); }))
     return damaged("its tokens or logits are not the model's");
   if (!policy_agrees(sequence)) return damaged("its policy and its page tables contradict each other");
-  return sequence.charge_state();
+  return {};
 }
 
 }  // namespace
 
 Status save_session(const std::string& path, const Sequence& sequence, int chunk, const SessionExtras& extras) {
   KVASIR_RETURN_IF_ERROR(sequence.status());
-  const LoadedModel& model = *sequence.shared_model();
+  const LoadedModel& model = *sequence.model();
   const PageFormat& format = sequence.shape().page;
   KVASIR_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(path));
   BlockWriter writer(&file);

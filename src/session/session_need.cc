@@ -6,8 +6,9 @@
 
 namespace kvasir {
 
-std::uint64_t bytes_behind(const SessionBase& session, const std::function<std::uint64_t(std::int64_t before)>& plan) {
-  const Sequence& held = *session.held().sequence;
+std::uint64_t bytes_behind(const SessionBase* session, const std::function<std::uint64_t(std::int64_t before)>& plan) {
+  if (session == nullptr) return plan(0);
+  const Sequence& held = *session->held().sequence;
   const RetentionPolicy& policy = held.policy();
   const std::uint64_t bytes = held.bytes();
   std::int64_t seen = held.tables().next_index();
@@ -19,13 +20,13 @@ std::uint64_t bytes_behind(const SessionBase& session, const std::function<std::
     // A policy with a bound reaches its peak long before.
     if (policy.bound())
       seen = std::min(
-          seen, 4 * (*policy.bound() + prompt_chunk(policy, session.held().chunk) + held.shape().widest_window()));
+          seen, 4 * (*policy.bound() + prompt_chunk(policy, session->held().chunk) + held.shape().widest_window()));
     const std::uint64_t whole = std::max(bytes, plan(seen));
     // A selector's memory covers the whole text, and a fork does not have it yet.
     need = policy.leaves_unread() != nullptr ? whole : std::min(need, whole);
   }
-  if (!keeps_all(policy, held.shape()) || session.stored()) return need;
-  return need - std::min(need, least_kv_bytes(held.shape(), held.tables().next_index()));
+  if (session->stored()) return need;
+  return need - std::min(need, shared_bytes(policy, held.shape(), held.tables().next_index()));
 }
 
 }  // namespace kvasir

@@ -76,7 +76,7 @@ void run_on(const std::shared_ptr<LoadedModel>& model, const std::string& policy
   SequenceRunner runner(model, *new_cache(model, std::uint64_t{1} << 28),
                         std::make_unique<Jury>(std::move(*make_policy(policy)), kJuryDistance, &seen->verdicts));
   runner.step().set_selector(selector);
-  if (tap) runner.set_tap(&seen->weights);
+  if (tap) runner.listener().set_tap(&seen->weights);
   seen->logits = run_text(runner, text, 40);
   seen->kept = kept_by(runner.sequence());
 }

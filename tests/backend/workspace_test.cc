@@ -56,7 +56,7 @@ void expect_planned(const WorkspaceCase& of) {
   NoTap tap;
   SequenceRunner runner(model, *new_cache(model, std::uint64_t{1} << 30), std::move(*make_policy(of.policy)));
   runner.step().set_selector(&largest);
-  if (of.raw) runner.set_tap(&tap);
+  if (of.raw) runner.listener().set_tap(&tap);
   run_text(runner, Text(of.prompt, 8, 1), of.chunk);
   const PolicyTraits traits = (*make_policy(of.policy))->traits();
   Backend::WorkspaceRequest request;

@@ -162,7 +162,7 @@ TEST(StreamingFamilies, ObservedWeightsAreTheReferences) {
     Heard heard;
     heard.heads = family.spec.heads;
     const auto runner = new_runner(load(file.path(), {.kv_type = "f32"}), "full");
-    runner->set_tap(&heard);
+    runner->listener().set_tap(&heard);
     const Status status = runner->feed(tokens, 20, SequenceRunner::Logits::kAll,
                                        [&](std::int64_t first, int rows, std::span<const float>) {
                                          heard.first = static_cast<int>(first) + rows;

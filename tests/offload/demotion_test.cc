@@ -123,7 +123,7 @@ TEST(Demotion, HoldsWhatWasDroppedInOrder) {
     const int tables = runner->sequence().tables();
     Drops drops(tables);
     ASSERT_NO_FATAL_FAILURE(feed_noting(*runner, text, 32, &drops));
-    const std::span<const DemotedPages> demoted = runner->whole().demotion()->tables();
+    const std::span<const DemotedPages> demoted = runner->whole().offloaded().demotion()->tables();
     ASSERT_EQ(std::ssize(demoted), tables);
     for (int t = 0; t < tables; ++t) {
       const DemotedPages& pages = demoted[static_cast<std::size_t>(t)];
@@ -172,7 +172,7 @@ TEST(Demotion, ChoosesByTheDefinition) {
     const Text text(300, 40, 6);
     const auto runner = new_runner(model, demoting("h2o:budget=40,recent=16,pos=original", "q4"));
     run_text(*runner, text, 64);
-    const std::span<const DemotedPages> tables = runner->whole().demotion()->tables();
+    const std::span<const DemotedPages> tables = runner->whole().offloaded().demotion()->tables();
     KvCache& cache = *runner->whole().cache();
     const int dim = model->config.governed().head_dim,
               group = model->config.governed().heads / model->config.governed().kv_heads;
@@ -266,7 +266,8 @@ TEST(Demotion, RecallingAllIsFull) {
     // Where the cache has a codec, packing encodes again what stays.
     EXPECT_LT(left, codec == "f16" ? 1e-5 : 0.25 * lost) << lost;
     EXPECT_GT(lost, 0.01);
-    EXPECT_EQ(runner->whole().demotion()->report().recalled, 3 * model->config.governed().kv_heads * 24 * 5);
+    EXPECT_EQ(runner->whole().offloaded().demotion()->report().recalled,
+              3 * model->config.governed().kv_heads * 24 * 5);
   }
 }
 
@@ -355,7 +356,7 @@ TEST(Demotion, AFileChangesNothing) {
       const auto runner = new_runner(model, demoting(policy, away));
       EXPECT_TRUE(
           same_bits(run_text(*runner, text, 40), run_text(*new_runner(model, demoting(policy, memory)), text, 40)));
-      const SequenceDemotion::Report report = runner->whole().demotion()->report();
+      const SequenceDemotion::Report report = runner->whole().offloaded().demotion()->report();
       EXPECT_GT(report.fetched, 0);
       EXPECT_GT(report.recalled, report.fetched);
       EXPECT_GT(report.file_bytes, 5000u);
@@ -460,21 +461,21 @@ TEST(Demotion, IsChargedAsPlanned) {
       run_text(*runner, Text(300, 100, 3), 64, [&](int) { EXPECT_EQ(budget.used(), runner->whole().bytes()); });
       EXPECT_LE(budget.peak(), plan.bytes);
       EXPECT_EQ(runner->whole().bytes_peak(), budget.peak());
-      for (const DemotedPages& table : runner->whole().demotion()->tables()) {
+      for (const DemotedPages& table : runner->whole().offloaded().demotion()->tables()) {
         EXPECT_GT(table.tokens(), 200);
         EXPECT_EQ(table.bytes(), DemotedPages::bytes_for(table.layout(), table.tokens()));
         EXPECT_EQ(table.bytes(), table.own_bytes());
       }
       // A fork shares what is encoded.
       const std::uint64_t before = budget.used();
-      const SequenceDemotion& demotion_of = *runner->whole().demotion();
+      const SequenceDemotion& demotion_of = *runner->whole().offloaded().demotion();
       const std::uint64_t own = demotion_of.fork_bytes() + runner->sequence().table_bytes();
       const auto fork = runner->whole().fork();
       if (!fork.ok()) {
         EXPECT_GT(before + own + runner->whole().state_bytes(), plan.bytes);
         continue;
       }
-      EXPECT_EQ((*fork)->demotion()->bytes(), demotion_of.bytes());
+      EXPECT_EQ((*fork)->offloaded().demotion()->bytes(), demotion_of.bytes());
       EXPECT_EQ(budget.used() - before, own + (*fork)->state_bytes());
     }
 }
@@ -495,7 +496,7 @@ TEST(Demotion, ATwinThatGoesFirstLeavesWhatIsPlanned) {
     const std::vector<TokenId> more = random_tokens(120, model->config.vocabulary, 5);
     for (SequenceRunner* runner : {&twin, first.get()})
       for (const TokenId& token : more) {
-        const SequenceDemotion& demotion = *runner->whole().demotion();
+        const SequenceDemotion& demotion = *runner->whole().offloaded().demotion();
         const std::uint64_t before = demotion.bytes();
         const std::uint64_t may_take = demotion.may_take(runner->sequence(), 1);
         ASSERT_TRUE(runner->feed({&token, 1}, 1, Logits::kNone, {}, Source::kGenerated).ok());

@@ -114,16 +114,16 @@ TEST_F(SyncKvOffload, ChangesNoBit) {
               ASSERT_TRUE(same_bits(got, expected)) << "behind " << done;
               done += segment.tokens;
             }
-            const FollowerHeads* followers = on->whole().followers();
+            const FollowerHeads* followers = on->whole().offloaded().followers();
             ASSERT_NE(followers, nullptr);
             EXPECT_FALSE(followers->empty());
-            EXPECT_GT(followers->report().cold_bytes, 0u);
+            EXPECT_GT(followers->report(on->sequence()).cold_bytes, 0u);
             // Without a profile nothing has left when the first ones are chosen; with static=1 there are no others.
             if (profile || base.find("static=1") == std::string::npos) {
-              EXPECT_GT(followers->report().chosen.bytes, 0u);
+              EXPECT_GT(followers->report(on->sequence()).chosen.bytes, 0u);
             }
-            stalls += followers->report().chosen.stalls;
-            fetches += followers->report().chosen.rounds;
+            stalls += followers->report(on->sequence()).chosen.stalls;
+            fetches += followers->report(on->sequence()).chosen.rounds;
           }
         }
     }
@@ -211,8 +211,8 @@ TEST_F(SyncKvOffload, ForksGoOn) {
     {
       const auto fork = runner->fork();
       ASSERT_TRUE(fork.ok()) << fork.status().message();
-      const std::uint64_t own =
-          (*fork)->sequence().table_bytes() + (*fork)->whole().state_bytes() + (*fork)->whole().followers()->bytes();
+      const std::uint64_t own = (*fork)->sequence().table_bytes() + (*fork)->whole().state_bytes() +
+                                (*fork)->whole().offloaded().followers()->bytes();
       EXPECT_EQ(runner->whole().cache()->budget().used() - before, own);
       std::vector<float> other = got;
       feed(**fork, random_tokens(30, offloading_spec().vocab, 77), false, 0, &rest);
@@ -289,21 +289,21 @@ TEST_F(SyncKvOffload, HoldsAndFetchesWhatTheDefinitionSays) {
         for (const auto& runner : {off.get(), on.get()})
           feed(*runner, std::span(tokens).subspan(static_cast<std::size_t>(token), 1), false, 0, &ignored);
       }
-      const FollowerHeads& followers = *on->whole().followers();
+      const FollowerHeads& followers = *on->whole().offloaded().followers();
       EXPECT_GT(expected, 10000u);
-      EXPECT_EQ(followers.report().chosen.bytes, expected);
+      EXPECT_EQ(followers.report(on->sequence()).chosen.bytes, expected);
       // Two of four heads have everything; the others k rows, and the pages of what is not settled.
       const TokenIndex total = kPrompt + kGenerated;
       const auto tail = static_cast<std::uint64_t>(
           std::min(kPrompt + kGenerated / c.stride * c.stride, total + 1 - c.recent) / slots);
       const auto pages_of = [&](TokenIndex count) { return static_cast<std::uint64_t>((count + slots - 1) / slots); };
       const std::uint64_t hot_bytes = 2 * kLayers * (pages_of(c.k) + pages_of(total) - tail) * page;
-      EXPECT_EQ(followers.report_with(on->sequence()).hot_bytes, hot_bytes);
+      EXPECT_EQ(followers.report(on->sequence()).hot_bytes, hot_bytes);
       EXPECT_EQ(on->whole().cache()->pool().in_use() * page, hot_bytes + 2 * kLayers * pages_of(total) * page);
-      EXPECT_EQ(followers.report().cold_bytes, 2 * kLayers * tail * page);
+      EXPECT_EQ(followers.report(on->sequence()).cold_bytes, 2 * kLayers * tail * page);
       model->cold_tier->settle();
       EXPECT_EQ(kv_report(on->whole()).kept, total);
-      EXPECT_EQ(model->cold_tier->used(), followers.report().cold_bytes);
+      EXPECT_EQ(model->cold_tier->used(), followers.report(on->sequence()).cold_bytes);
     }
 }
 
@@ -323,7 +323,8 @@ TEST_F(SyncKvOffload, IsChargedAsPlanned) {
         EXPECT_LE(budget.peak(), plan.bytes);
         EXPECT_GT(budget.peak(), plan.bytes / 2);
         EXPECT_EQ(runner->whole().bytes_peak(), budget.peak());
-        EXPECT_LE(runner->whole().followers()->report().cold_bytes, plan.offload_file_bytes);
+        EXPECT_LE(runner->whole().offloaded().followers()->report(runner->sequence()).cold_bytes,
+                  plan.offload_file_bytes);
         // With a profile, less than what the whole text takes.
         if (profile && base == "synckv:budget=20,recent=6") {
           EXPECT_LT(plan.bytes, plan_kv_memory(model->kv_shape, **make_policy(base), {400, 300, 64, 1}).bytes * 9 / 10);

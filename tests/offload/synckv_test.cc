@@ -127,7 +127,7 @@ std::string SyncKv::path_;
 void SyncKv::check(const Case& c, const std::vector<Segment>& segments, int chunk) {
   const auto runner = new_runner(model_, c.spec);
   Recorder recorder;
-  runner->set_tap(&recorder);
+  runner->listener().set_tap(&recorder);
   int total = 0;
   for (const Segment& segment : segments) total += segment.tokens;
   const auto text = random_tokens(total, synckv_spec().vocab, 7);
@@ -269,7 +269,7 @@ TEST_F(SyncKv, TheProfileOfAPromptIsThatOfItsLastQueries) {
   const auto text = random_tokens(kPrompt + 1, synckv_spec().vocab, 5);
   const auto runner = new_runner(model_, "synckv:budget=20,recent=0,static=1,reps=2");
   Recorder recorder;
-  runner->set_tap(&recorder);
+  runner->listener().set_tap(&recorder);
   feed(*runner, std::span(text).first(kPrompt), true, 50);
   feed(*runner, std::span(text).subspan(kPrompt), false, 0);
   for (int layer = 0; layer < kLayers; ++layer) {

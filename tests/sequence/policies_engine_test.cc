@@ -28,7 +28,7 @@ TEST_P(PoliciesEngine, ABudgetThatCoversEverythingGivesTheBitsOfFull) {
           for (const int chunk : {0, 1}) {
             const auto runner = new_runner(model, spec);
             const std::vector<float> got = run_text(*runner, text, chunk);
-            EXPECT_FALSE(runner->first_dropped().has_value()) << spec << " does not cover the text";
+            EXPECT_FALSE(runner->counters().first_dropped.has_value()) << spec << " does not cover the text";
             EXPECT_TRUE(same_bits(got, full))
                 << spec << ' ' << type << " slots " << slots << " threads " << threads << " chunk " << chunk;
           }
@@ -126,7 +126,7 @@ class Household {
         },
         source);
     ASSERT_TRUE(status.ok()) << status.message();
-    dropped_ = dropped_ || runner->first_dropped().has_value();
+    dropped_ = dropped_ || runner->counters().first_dropped.has_value();
   }
 
   void fork(std::unique_ptr<SequenceRunner>& runner) {
@@ -223,10 +223,10 @@ TEST_P(PoliciesEngine, ThreadsAndListenersChangeNoBits) {
         SCOPED_TRACE(fmt::format("{} {} threads {}", policy, type, threads));
         const auto runner = new_runner(model, policy);
         RunOutcome outcome = outcome_of(*runner, text, 32);
-        EXPECT_TRUE(runner->first_dropped().has_value()) << "nothing was dropped";
+        EXPECT_TRUE(runner->counters().first_dropped.has_value()) << "nothing was dropped";
         const auto heard = new_runner(model, policy);
         Deaf tap;
-        heard->set_tap(&tap);
+        heard->listener().set_tap(&tap);
         EXPECT_TRUE(outcome_of(*heard, text, 32) == outcome) << "a listener changed something";
         EXPECT_EQ(tap.rows, 190 * spec.layers);
         if (threads == 1) {

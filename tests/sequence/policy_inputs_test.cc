@@ -200,7 +200,7 @@ TEST(PolicyInputs, QueriesAndKeysGiveTheAttention) {
   for (const int chunk : {1, 20}) {
     SequenceRunner runner(model, *new_cache(model, std::uint64_t{1} << 28),
                           std::make_unique<Spy>(Spy::Wants{.chunk = chunk}, &by_chunk[chunk]));
-    if (chunk == 20) runner.set_tap(&weights);
+    if (chunk == 20) runner.listener().set_tap(&weights);
     run_text(runner, text, chunk);
   }
   const Shown& shown = by_chunk[20];

@@ -129,7 +129,7 @@ std::string quest(std::int64_t budget) {
 void check(SequenceRunner& runner, std::int64_t budget, Checked::Log* log) {
   const KvCacheShape& shape = runner.whole().cache()->shape();
   const auto policy = std::move(*make_policy(quest(budget)));
-  runner.whole().set_selector(std::make_unique<Checked>(new_selector(*policy, shape), budget, shape, log));
+  runner.whole().reads().set_selector(std::make_unique<Checked>(new_selector(*policy, shape), budget, shape, log));
 }
 
 const char* const kCodecs[] = {"f32",         "f16", "bf16", "q8", "q4", "q4o", "q3", "q2", "k=q4,v=f16,rotate=off",
@@ -266,7 +266,7 @@ TEST(Quest, BoundsArePlannedToTheByte) {
         const auto runner = new_runner(model, quest(budget), plan.bytes);
         run_text(*runner, text, 100);
         EXPECT_EQ(runner->whole().cache()->budget().peak(), plan.bytes);
-        EXPECT_EQ(runner->whole().selector()->bytes(), plan.policy_bytes);
+        EXPECT_EQ(runner->whole().reads().selector()->bytes(), plan.policy_bytes);
         EXPECT_EQ(runner->whole().bytes_peak(), plan.bytes);
         const auto less = new_runner(model, quest(budget), plan.bytes - 1);
         Status status = less->feed(text.read(), 100, Logits::kNone, {}, Source::kPrompt);

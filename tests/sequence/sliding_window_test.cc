@@ -76,7 +76,7 @@ TEST_F(SlidingWindow, PagesAreGivenBackAndLogitsKeepTheirBits) {
             *runner, text, chunk, [&](int) { most_columns = std::max(most_columns, table.columns().count()); });
         EXPECT_TRUE(same_bits(logits, expected));
         EXPECT_EQ(table.length(), reference->sequence().only_table().length());
-        EXPECT_EQ(runner->first_dropped(), reference->first_dropped());
+        EXPECT_EQ(runner->counters().first_dropped, reference->counters().first_dropped);
         const std::vector<const KvSequence*> all = {&runner->sequence()};
         windowed->check_invariants(all);
         // Sinks, the window, a chunk, and parts of pages at the four ends.

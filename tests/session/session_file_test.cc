@@ -86,7 +86,7 @@ TEST_F(SessionFile, ContinuesEveryPolicyWithTheBitsOfNoStop) {
     SCOPED_TRACE(policy);
     const auto saved = runner(policy);
     if (policy != "full") {
-      EXPECT_TRUE(saved->first_dropped().has_value()) << "nothing was dropped before";
+      EXPECT_TRUE(saved->counters().first_dropped.has_value()) << "nothing was dropped before";
     }
     ASSERT_TRUE(save_session(path(), saved->whole(), 32, extras()).ok());
     auto loaded = load_session(path(), model_, cache_maker());
@@ -101,8 +101,8 @@ TEST_F(SessionFile, ContinuesEveryPolicyWithTheBitsOfNoStop) {
     EXPECT_EQ(loaded->extras.sampler->recent, extras().sampler->recent);
     SequenceRunner again(std::move(loaded->sequence));
     EXPECT_EQ(kept_in(again.sequence()), kept_in(saved->sequence()));
-    EXPECT_EQ(again.kept_max(), saved->kept_max());
-    EXPECT_EQ(again.first_dropped(), saved->first_dropped());
+    EXPECT_EQ(again.counters().kept_max, saved->counters().kept_max);
+    EXPECT_EQ(again.counters().first_dropped, saved->counters().first_dropped);
     const Text more(50, 40, 7);
     const std::int64_t before = saved->sequence().only_table().length();
     EXPECT_TRUE(same_bits(run_text(again, more, 32), run_text(*saved, more, 32)));

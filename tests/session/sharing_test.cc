@@ -70,7 +70,7 @@ TEST(Sharing, FourBeamsTakeLittleMoreThanOne) {
                                         trunk.sequence().table(t).pages().lanes());
     for (int b = 0; b < 3; ++b) continue_with(*beams[static_cast<std::size_t>(b)], 3 + static_cast<std::uint64_t>(b));
     if (policy != "full") {
-      EXPECT_TRUE(beams[0]->first_dropped().has_value()) << "nothing was dropped";
+      EXPECT_TRUE(beams[0]->counters().first_dropped.has_value()) << "nothing was dropped";
     }
     EXPECT_EQ(trunk.sequence().only_table().pages().slots_moved(), 0u) << "a compaction was due";
     const double ratio = static_cast<double>(cache->pool().in_use()) / static_cast<double>(one);

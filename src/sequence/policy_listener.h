@@ -1,0 +1,63 @@
+// Shows a policy what it wants of the passes of a sequence: the masses of its rows, sums of queries, keys and values.
+// Also serves two optional observers, the taps.
+// Thread-safety: as AttentionListener.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "backend/attention_listener.h"
+#include "retention/policy.h"
+#include "sequence/policy_inputs.h"
+
+namespace kvasir {
+
+class PolicyListener final : public AttentionListener {
+ public:
+  // `policy` and `shape` must outlive the object.
+  PolicyListener(RetentionPolicy* policy, const KvCacheShape& shape);
+  PolicyListener(const PolicyListener&) = delete;  // batches point to it
+
+  // Optional observer of the attention of every pass; may be null. Must outlive the passes. While there is one, the
+  // tables that the policy governs give back no page behind a sliding window; a memory plan that is to hold then takes
+  // a shape without a window.
+  void set_tap(AttentionObserver* tap) { tap_ = tap; }
+  bool has_tap() const { return tap_ != nullptr; }
+  // Optional second reader of the keys and values of every chunk; may be null. Must outlive the passes. Its memory is
+  // not charged.
+  void set_kv_tap(ReadsKv* tap) { kv_tap_ = tap; }
+
+  // Returns the most bytes that a chunk takes, from begin_chunk to end_chunk.
+  std::uint64_t bytes_for(const PolicyChunk& chunk) const { return inputs_.bytes_for(shape_, scope_, chunk); }
+  void begin_chunk(const PolicyChunk& chunk);
+  // Rows [first, first + rows) of the chunk run next. Returns this object, or null where none of them matters.
+  AttentionListener* begin_pass(int first, int rows);
+  // All rows have run: shows policy and tap the chunk's queries, keys and values.
+  void end_chunk(const KvSequence& tables, const PageStore& store);
+
+  double seconds() const { return seconds_; }  // that the policy took for masses
+
+  std::span<const MassReduction> reductions() const override;
+  bool wants_row(int row) const override { return masses_ != nullptr && masses_->wants_row(chunk_, first_ + row); }
+  bool wants_weights() const override { return tap_ != nullptr; }
+  bool wants_queries() const override { return wants_queries_ || (tap_ != nullptr && tap_->wants_queries()); }
+  void hear_queries(const ObservedQueries& queries) override;
+  void hear_masses(const ObservedMasses& masses) override;
+  void hear_weights(const ObservedAttention& weights) override { tap_->observe(weights); }
+
+ private:
+  const KvCacheShape& shape_;
+  PolicyScope scope_;
+  int tables_per_layer_;
+  ObservesMasses* masses_;  // null: the policy does not look at attention
+  PolicyInputs inputs_;
+  AttentionObserver* tap_ = nullptr;
+  ReadsKv* kv_tap_ = nullptr;
+  PolicyChunk chunk_;
+  int first_ = 0;  // row of the chunk that the pass begins with
+  bool wants_masses_ = false;
+  bool wants_queries_ = false;
+  double seconds_ = 0;
+};
+
+}  // namespace kvasir
