@@ -44,13 +44,13 @@ struct LayerShape {
   bool windowed = false;  // some batches hide tokens beyond a sliding window
   int rotation = 0;       // index in BackendShape::rotations
   float scale = 0;        // of queries; 0: 1 / sqrt(head_dim)
-  // In place of attention, which then has no heads; null: the layer has attention.
+  // Replaces attention, and the layer has no heads; null: the layer has attention.
   std::shared_ptr<const StateMixer> mixer;
 
   int group() const { return heads / kv_heads; }
 };
 
-// The same of a model.
+// Sizes of a model that operations depend on.
 struct BackendShape {
   int width = 0;
   int vocabulary = 0;
@@ -91,7 +91,7 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual std::string_view name() const = 0;
-  // Names all that decides the bits of results over pages of a format: equal ids, equal bits.
+  // Identifies the arithmetic over pages of a format: equal ids give equal bits.
   virtual std::string arithmetic_id(const PageFormat& format) const = 0;
 
   // -- Weights --
@@ -101,11 +101,12 @@ class Backend {
 
   struct LoadOptions {
     std::function<void(std::uint64_t bytes)> loaded;  // may be empty
-    // May be empty. `count` bytes of a part from `first` on were read for the last time, or nearly so.
+    // Called once `count` bytes of a part from `first` on have been read, hardly any of which are read again. May be
+    // empty.
     std::function<void(std::size_t part, std::uint64_t first, std::uint64_t count)> read;
-    // Memory of weight_bytes(parts) for what is loaded, 64-byte aligned, which outlives the backend; null: the backend
-    // allocates its own. `loaded_before`: it holds what load left in it for the same parts, packed alike, and is only
-    // read.
+    // Where to load to: weight_bytes(parts) bytes, 64-byte aligned, which must outlive the backend. Null: the backend
+    // allocates them. `loaded_before`: the memory already holds what load made of the same parts, packed alike, and is
+    // only read.
     std::byte* memory = nullptr;
     bool loaded_before = false;
   };
@@ -116,7 +117,7 @@ class Backend {
 
   // -- Pages --
 
-  // A store of pages for a cache of this model. The backend outlives it.
+  // Returns a new store of pages for a cache of this model. The backend must outlive it.
   virtual std::unique_ptr<PageStore> new_page_store() = 0;
 
   // -- A pass --
@@ -184,7 +185,7 @@ class Backend {
     };
     std::vector<Tables> tables = {Tables{}};
   };
-  // The most that passes of up to `rows` rows take beside weights, pages and the batch.
+  // Returns the most bytes that passes of up to `rows` rows take beside weights, pages and the batch.
   virtual std::uint64_t workspace_bytes(const WorkspaceRequest& request) const = 0;
 };
 

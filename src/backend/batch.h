@@ -53,12 +53,13 @@ struct WriteSlot {
   std::int32_t slot = 0;
 };
 
-// A column that this pass encodes: its slots are full, and rows come to attend to it that are far enough behind it.
+// A column that this pass encodes: all of its slots are written, and some row is far enough behind it to read it
+// encoded.
 struct SealedColumn {
   std::uint32_t column = 0;
-  int first_row = 0;  // rows before it attend to the column in 16 bits, it and those behind to the encoded pages
-  // [lanes]: the pages in 16 bits, for which BatchTable::pages has the encoded ones. Null: the pass writes all of the
-  // column, and needs its 16 bits for one layer at a time.
+  int first_row = 0;  // earlier rows read the column in 16 bits; it and later rows read the encoded pages
+  // [lanes]: its pages in 16 bits; BatchTable::pages has the encoded ones. Null: this pass writes the whole column, so
+  // that its 16-bit form is only needed while a layer runs.
   const PageId* open = nullptr;
   SlotMask live = 0;  // slots that take part in scales
 };
@@ -73,19 +74,20 @@ struct BatchTable {
   std::vector<MaskBlock> blocks;    // ascending by frame, then begin; disjoint
   std::vector<HiddenBlock> hidden;  // ascending by frame, then first row; rows of one frame are disjoint
   std::vector<SlotMask> masks;      // what a row attends to
-  // As masks, without regard to the window and to what is left unread by choice; empty: the same.
+  // As masks, but with tokens beyond the window and those left unread by choice. Empty: the same as masks.
   std::vector<SlotMask> retained_masks;
   std::vector<Position> query_positions;  // [frames][rows]: what a query is rotated by for a frame
   std::vector<Position> key_positions;    // [rows]: what a new key is rotated by
   std::vector<WriteSlot> slots;           // [rows]: where a new token's key and value go
   std::vector<SealedColumn> seals;        // in order of token
   std::int64_t retained_before = 0;       // tokens that row 0 sees beside itself
-  // [entries of all frames]: what is added to the logits of an entry's slots, [lanes][slots], finite; null: nothing. No
-  // offloaded entry has any. Empty: all null.
+  // [entries of all frames]: finite numbers to add to the scores of an entry's slots, [lanes][slots]; null: none, as
+  // for every offloaded entry. Empty: all null.
   std::span<const float* const> biases;
-  // The first so many entries of the first frame are offloaded: their tokens are not in `pages`, and no row is written
-  // to them. offloaded_rows empty: entry e is the page offloaded_pages[e]. Otherwise its live slots, in order, are the
-  // rows offloaded_rows[offloaded_first[e]], ... of offloaded_pages (PageStore::put_row); a page has as many as slots.
+  // How many entries at the start of the first frame are offloaded: their tokens are not in `pages`, and nothing is
+  // written to them. If offloaded_rows is empty, entry e is the page offloaded_pages[e]. Otherwise its live slots, in
+  // order, are rows offloaded_rows[offloaded_first[e]], ... of offloaded_pages (PageStore::put_row), counted with
+  // `slots` rows a page.
   std::uint32_t offloaded = 0;
   std::span<const PageId> offloaded_pages;
   std::span<const std::uint32_t> offloaded_rows;
@@ -115,7 +117,7 @@ struct LayerLanes {
   int first_table = 0;  // among the sequence's tables
   int tables = 1;       // 1, or one a KV head; 0: the layer has a state instead
   int first_lane = 0;
-  // The number of the layer for the sequence's listener, selector and offloaded pages; -1: none of them knows it.
+  // The layer's number for the sequence's listener, selector and offloaded pages; -1: none of them gets it.
   int observed_as = -1;
   std::uint64_t state = 0;  // of a layer with a state: its place in BatchSequence::states, in bytes
 };
@@ -127,8 +129,8 @@ struct BatchSequence {
   std::size_t first_table = 0;
   int tables = 1;
   std::span<const LayerLanes> layers;     // [layers of the model]
-  int logits = 0;                         // logits are wanted of the last this many rows
-  AttentionListener* listener = nullptr;  // optional; told of the attention of this sequence
+  int logits = 0;                         // how many of the last rows have their logits wanted
+  AttentionListener* listener = nullptr;  // optional; observes the attention of this sequence
   EntrySelector* selector = nullptr;      // optional; chooses what its rows read (page_access.h)
   OffloadedPages* offloaded = nullptr;    // optional; pages that its tables do not hold (page_access.h)
   std::byte* states = nullptr;            // of its layers with a state; the pass advances them. 64-byte aligned

@@ -12,7 +12,7 @@
 
 namespace kvasir {
 
-// What a selector is told of one row of one lane. Valid during the call.
+// One row of one lane, as selectors and offloaded pages get it. Valid during the call.
 struct LaneRow {
   int layer = 0;
   int head = 0;  // KV head
@@ -35,18 +35,18 @@ struct LaneRow {
   PageId page(std::uint32_t column) const { return table->page(column, lane); }
 };
 
-// Chooses which of the tokens that a row sees it reads. It belongs to one sequence (BatchSequence::selector).
+// Chooses which of its visible tokens a row reads. Belongs to one sequence (BatchSequence::selector).
+// The choice must depend on the text alone, not on how rows are divided into passes nor on the order of lanes.
 // Thread-safety: select is called from several threads at once, for different lanes; the rows of a lane come in order.
-// What it answers must depend on the text alone, never on passes or on the order of lanes.
 class EntrySelector {
  public:
   virtual ~EntrySelector() = default;
-  // Whether the rows of the pass at hand choose in this layer. Otherwise they read all that they see.
+  // Returns whether select is called for the rows of this pass in a layer. If not, they read all that they see.
   virtual bool selects(int layer) const = 0;
-  // Clears the slots that a row does not read. read: [entries of all frames in order], all ones; bits of slots that the
-  // row does not see, or that are not live, mean nothing. Sums are taken as if the other slots were not live: entries
-  // keep their places in the order of summation, and those without a slot to read cost no access to their pages.
-  // Listeners are told that tokens left unread have weight zero.
+  // Clears the bits of slots that the row does not read. read: [entries of all frames, in order], all ones on input;
+  // bits of slots that the row does not see, or that are not live, are ignored. Sums are taken as if cleared slots were
+  // not live: entries keep their place in the order of summation, and the page of an entry without any set bit is not
+  // read. Listeners get weight zero for unread tokens.
   virtual void select(const LaneRow& row, std::span<SlotMask> read) = 0;
 };
 
@@ -73,14 +73,14 @@ class OffloadedPages {
   virtual ~OffloadedPages() = default;
   virtual void fetch(int layer) { static_cast<void>(layer); }
   virtual bool recalls() const { return false; }
-  // `row`: its queries are those of the table's last frame alone, and not transformed by a Hadamard matrix; queries_of
-  // (0) has them. highest: [group], the highest score of each query head so far. What is chosen depends on the text
-  // alone.
+  // Chooses pages for a row. row.queries_of(0) has its queries for the table's last frame, without a Hadamard
+  // transform. highest: [group], the highest score of each query head so far. The choice must depend on the text alone.
   virtual void choose(const LaneRow& row, std::span<const float> highest) {
     static_cast<void>(row), static_cast<void>(highest);
   }
   virtual void fetch_chosen(int layer) { static_cast<void>(layer); }
-  // Their keys are rotated as those of the table's last frame, and have the cache's Hadamard matrices.
+  // Returns the pages chosen for a KV head. Their keys are rotated like those of the table's last frame, and
+  // transformed by the cache's Hadamard matrices.
   virtual std::span<const RecalledPage> chosen(int head) const {
     static_cast<void>(head);
     return {};

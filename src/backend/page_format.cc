@@ -61,7 +61,7 @@ std::size_t PageFormat::value_bytes() const {
 
 namespace {
 
-// `by_default`: where the text does not say it, the sides are rotated that are better so.
+// `by_default`: sides that are better with a rotation get one where the text names none.
 ParsedCodec read_codec(std::string_view text, bool by_default) {
   const auto fail = [&](const std::string& what) {
     return ParsedCodec{{},
@@ -85,17 +85,13 @@ ParsedCodec read_codec(std::string_view text, bool by_default) {
     const std::size_t equals = part.find('=');
     const std::string_view name = part.substr(0, equals);
     const std::string_view what = equals == std::string_view::npos ? name : part.substr(equals + 1);
-    if (equals == std::string_view::npos) {
+    const bool both = equals == std::string_view::npos;
+    if (both || name == "k" || name == "v") {
       const auto type = kv_type_from_name(what);
       if (!type) return unknown(what);
-      if (key || value) return fail("it names a type twice");
-      key = value = type;
-    } else if (name == "k" || name == "v") {
-      const auto type = kv_type_from_name(what);
-      if (!type) return unknown(what);
-      std::optional<KvType>& side = name == "k" ? key : value;
-      if (side) return fail("it names a type twice");
-      side = type;
+      if (((both || name == "k") && key) || ((both || name == "v") && value)) return fail("it names a type twice");
+      if (both || name == "k") key = type;
+      if (both || name == "v") value = type;
     } else if (name == "recent") {
       int number = 0;
       const auto [end, error] = std::from_chars(what.data(), what.data() + what.size(), number);

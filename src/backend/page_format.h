@@ -59,7 +59,7 @@ std::vector<std::string_view> kv_type_names();
   return type == KvType::kF32 ? 4 : 2;
 }
 
-// What backends and traces may count on.
+// Limits that hold for all backends and traces.
 inline constexpr int kMaxHeads = 1024;
 inline constexpr int kMaxHeadDim = 512;
 
@@ -77,7 +77,7 @@ struct PageFormat {
   int rotation = 0;  // keys are rotated by this one of BackendShape::rotations
 
   bool encoded() const { return is_encoded(key) || is_encoded(value); }
-  // The format of its pages before they are sealed: 16 bits in place of the codecs. The format itself without a codec.
+  // Returns the format of pages before they are sealed: 16 bits in place of codecs.
   PageFormat open() const {
     PageFormat format = *this;
     if (is_encoded(key)) format.key = KvType::kF16;
@@ -115,7 +115,7 @@ struct KvCodec {
 inline constexpr int kMaxRecent = 4096;
 
 // Reads a codec: "q4", "k=q8,v=q4", "q4,recent=64", "q4,rotate=k" (k, v, kv or off; default: what measured best for
-// each type). Returns what is wrong with it otherwise.
+// each type). On failure `error` says what is wrong.
 struct ParsedCodec {
   KvCodec codec;
   std::string error;  // empty: none
@@ -126,13 +126,13 @@ ParsedCodec parse_codec(std::string_view text);
 // that was named already, begins a new codec.
 std::vector<std::string> split_codecs(std::string_view list);
 
-// The shortest text that parse_codec reads as this: "f16", "k=f16,v=bf16", "q4,recent=64".
+// Returns the shortest text that parse_codec reads as this: "f16", "k=f16,v=bf16", "q4,recent=64".
 std::string codec_name(const KvCodec& codec);
 // Of pages; says nothing about `recent`.
 std::string codec_name(const PageFormat& format);
 
-// The same for files, which outlive what parse_codec takes for granted: names every rotation, and reads none where none
-// is named.
+// The same for files, which must not depend on the defaults of parse_codec: every rotation is named, and a text that
+// names none means none.
 ParsedCodec parse_stored_codec(std::string_view text);
 std::string stored_codec_name(const KvCodec& codec);
 std::string stored_codec_name(const PageFormat& format);

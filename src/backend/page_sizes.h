@@ -31,7 +31,7 @@ inline constexpr int kCodecGroup = 32;  // elements of a group, but for the last
   return (rows + 1) / 2 * 2 * count;
 }
 
-// Their bytes; a side has a multiple of 16 codes.
+// Bytes of so many codes. REQUIRES: a multiple of 16, as sides have.
 [[gnu::always_inline]] constexpr std::size_t code_bytes(KvType type, int codes) {
   return static_cast<std::size_t>(code_bits(type)) * static_cast<std::size_t>(codes) / 8;
 }
@@ -49,19 +49,25 @@ inline constexpr std::size_t kOutlierBytes = 4;  // u16 place, f16 value
          (type == KvType::kQ4O ? static_cast<std::size_t>(outliers) * kOutlierBytes : 0);
 }
 
+// Scales of an encoded side.
+[[gnu::always_inline]] constexpr int key_scales(const PageFormat& format) {
+  return format.key == KvType::kQ8 ? code_groups(format.head_dim) * format.slots
+                                   : code_groups(format.slots) * format.head_dim;
+}
+[[gnu::always_inline]] constexpr int value_scales(const PageFormat& format) {
+  return code_groups(format.head_dim) * format.slots;
+}
+
 [[gnu::always_inline]] constexpr std::size_t key_side_bytes(const PageFormat& format) {
   if (!is_encoded(format.key))
     return static_cast<std::size_t>(format.head_dim * format.slots) * kv_type_bytes(format.key);
-  const int scales = format.key == KvType::kQ8 ? code_groups(format.head_dim) * format.slots
-                                               : code_groups(format.slots) * format.head_dim;
-  return encoded_side_bytes(format.key, format.head_dim, format.slots, scales, outliers(format));
+  return encoded_side_bytes(format.key, format.head_dim, format.slots, key_scales(format), outliers(format));
 }
 
 [[gnu::always_inline]] constexpr std::size_t value_side_bytes(const PageFormat& format) {
   if (!is_encoded(format.value))
     return static_cast<std::size_t>(format.head_dim * format.slots) * kv_type_bytes(format.value);
-  return encoded_side_bytes(format.value, format.slots, format.head_dim, code_groups(format.head_dim) * format.slots,
-                            outliers(format));
+  return encoded_side_bytes(format.value, format.slots, format.head_dim, value_scales(format), outliers(format));
 }
 
 }  // namespace kvasir

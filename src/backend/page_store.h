@@ -22,9 +22,9 @@ struct ColumnLanes {
   }
 };
 
-// Slots of one page column that move, all by one shift of their rotation, to consecutive slots of another from
-// `to_slot` on. Source and destination may be the same pages; then to_slot is at or before the first slot moved. The
-// source may be encoded.
+// Moves slots of one page column to consecutive slots of another from `to_slot` on, and rotates all of their keys by
+// `shift`. Source and destination may be the same pages if to_slot is at or before the first slot moved. The source may
+// be encoded.
 struct SlotMove {
   const PageId* from = nullptr;  // [lanes]
   SlotMask slots = 0;
@@ -67,8 +67,8 @@ class PageStore {
   // Executes moves in order, for all lanes. REQUIRES: no destination is encoded.
   virtual void move(ColumnLanes lanes, std::span<const SlotMove> moves) = 0;
   // Writes pages anew. Moves to one column follow each other, and fill its slots in order from 0 on; its other slots
-  // are zero. A column may be written that is also read: then no later move reads it, but for those that directly
-  // follow a move from it. Encoded destinations are encoded, with the filled slots live.
+  // are zero. A column that is written may also be read, but by no later moves except those that directly follow
+  // another move from it. Encoded destinations are encoded, with the filled slots live.
   virtual void repack(ColumnLanes lanes, std::span<const SlotMove> moves) = 0;
   // Encodes columns. REQUIRES: the destination is encoded.
   virtual void seal(int lanes, std::span<const PageSeal> seals) = 0;
@@ -78,7 +78,7 @@ class PageStore {
   // Writes a page's keys as attention multiplies them with queries that are not transformed by a Hadamard matrix:
   // decoded, and that matrix undone; [slots][head_dim]. May be called from several threads at once.
   virtual void read_keys(PageId page, float* keys) const = 0;
-  // The same of its values, as attention adds them up.
+  // Writes a page's values as attention sums them, likewise.
   virtual void read_values(PageId page, float* values) const = 0;
 
   // Rows: the key and the value of one token, [key][value], elements as the page's format has them. The three may be
@@ -86,7 +86,8 @@ class PageStore {
   // Copies rows out of, or into, slots [first, first + count) of a page; [count][row].
   virtual void read_rows(PageId page, int first, int count, std::byte* out) const = 0;
   virtual void write_rows(PageId page, int first, int count, const std::byte* in) = 0;
-  // Makes a row the number `row` of a page that holds rows as such, and is read by BatchTable::offloaded_rows alone.
+  // Writes row number `row` of a page that holds rows one behind the other. Only BatchTable::offloaded_rows may refer
+  // to such a page.
   virtual void put_row(PageId page, int row, const std::byte* in) = 0;
 
   // A page's bytes in the store's own layout, for files: out.size() and in.size() are the bytes of its format.

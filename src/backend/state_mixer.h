@@ -16,7 +16,7 @@ class StateMixer {
  public:
   virtual ~StateMixer() = default;
 
-  // Names all that decides the bits of outputs and the layout of states: kind, version, sizes. Files hold it.
+  // Identifies the arithmetic and the layout of states: kind, version, sizes. Files hold it.
   virtual std::string arithmetic_id() const = 0;
 
   // Floats of a row in each input (at most kMostInputs), and in the output.

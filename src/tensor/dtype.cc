@@ -68,15 +68,6 @@ float read_element(DType type, const std::byte* p) {
   return type == DType::kF16 ? f16_to_f32(bits) : bf16_to_f32(bits);
 }
 
-float f16_to_f32(std::uint16_t bits) {
-  const std::uint32_t sign = (bits & 0x8000u) << 16;
-  const std::uint32_t magnitude = bits & 0x7fffu;
-  if (magnitude >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
-  if (magnitude >= 0x0400u) return std::bit_cast<float>(sign | ((magnitude << 13) + (112u << 23)));
-  const float subnormal = static_cast<float>(magnitude) * 0x1p-24f;
-  return sign ? -subnormal : subnormal;
-}
-
 std::uint16_t f32_to_f16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const auto sign = static_cast<std::uint16_t>(bits >> 16 & 0x8000u);
@@ -90,10 +81,6 @@ std::uint16_t f32_to_f16(float value) {
   // Subnormal: adding 0.5 aligns the mantissa so that the hardware rounds to nearest even.
   const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
   return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u));
-}
-
-float bf16_to_f32(std::uint16_t bits) {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
 }
 
 std::uint16_t f32_to_bf16(float value) {

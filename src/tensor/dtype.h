@@ -1,4 +1,4 @@
-// GGUF's element types of tensors, and the arithmetic of their blocks.
+// GGUF's element types of tensors, and conversion of single elements.
 #pragma once
 
 #include <cstddef>
@@ -55,10 +55,20 @@ std::optional<DTypeTraits> foreign_dtype(std::uint32_t number);
 // Reads one element; `p` need not be aligned. REQUIRES: F32, F16 or BF16.
 float read_element(DType type, const std::byte* p);
 
-// IEEE 754 binary16 and bfloat16 as bits; round to nearest even. NaN stays NaN, overflow of f16 becomes infinity.
-float f16_to_f32(std::uint16_t bits);
+// Convert IEEE 754 binary16 and bfloat16, given as bits. Rounding is to nearest even; NaN stays NaN, and what overflows
+// f16 becomes infinity. Those that widen are inlined everywhere, since kernels of all instruction sets use them.
+[[gnu::always_inline]] inline float f16_to_f32(std::uint16_t bits) {
+  const std::uint32_t sign = (bits & 0x8000u) << 16;
+  const std::uint32_t magnitude = bits & 0x7fffu;
+  if (magnitude >= 0x7c00u) return __builtin_bit_cast(float, sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
+  if (magnitude >= 0x0400u) return __builtin_bit_cast(float, sign | ((magnitude << 13) + (112u << 23)));
+  const float subnormal = static_cast<float>(magnitude) * 0x1p-24f;
+  return sign != 0 ? -subnormal : subnormal;
+}
+[[gnu::always_inline]] inline float bf16_to_f32(std::uint16_t bits) {
+  return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits) << 16);
+}
 std::uint16_t f32_to_f16(float value);
-float bf16_to_f32(std::uint16_t bits);
 std::uint16_t f32_to_bf16(float value);
 
 }  // namespace kvasir

@@ -13,10 +13,10 @@ namespace kvasir {
 // `kernels` outlives the backend.
 std::unique_ptr<Backend> make_cpu_backend(const BackendShape& shape, const KernelTable* kernels, ThreadPool* threads);
 
-// Bytes that loading these weights for a kernel table allocates.
+// Returns the bytes that loading these weights for a kernel table allocates.
 std::uint64_t cpu_weight_bytes(std::span<const WeightPart> parts, const KernelTable& kernels = *find_kernels("auto"));
 
-// What the backend's workspace_bytes says, without a backend.
+// Returns what Backend::workspace_bytes does, without a backend.
 std::uint64_t cpu_workspace_bytes(const BackendShape& shape, const Backend::WorkspaceRequest& request, int threads);
 
 }  // namespace kvasir

@@ -1,4 +1,4 @@
-// Attention that somebody listens to: weights are kept for some rows at a time, reduced to masses, and told.
+// Attention of rows that listeners observe, some rows at a time, and of all others.
 #include <algorithm>
 
 #include "backend/cpu/cpu_attention.h"
@@ -39,7 +39,7 @@ void CpuAttention::attend_unobserved() {
   if (!tasks_.empty()) run_tasks();
 }
 
-// Some rows at a time, so that the weights of a whole pass never exist at once; those of several sequences together.
+// Runs some rows of one or several sequences at a time, so that the weights of a whole pass never exist at once.
 void CpuAttention::attend_observed() {
   const std::span<const LayerTable> tables = tables_.of_layer();
   const int most_rows = most_observed_rows(layer(), threads_.threads());
@@ -73,7 +73,7 @@ void CpuAttention::attend_observed() {
         units.push_back(unit);
       }
     };
-    // A row of all tables may be too much; raw weights are told for all heads at once.
+    // Tables go one by one where a row of all takes too much memory. Raw weights are reported for all heads at once.
     const bool whole = (sequence.listener != nullptr && sequence.listener->wants_weights()) ||
                        weights_of_row(first, last) <= ObservedWeights::kMost;
     for_each_range(sequence, tables[first].observed_as, true, [&](int begin, int end) {

@@ -10,6 +10,7 @@
 #include <limits>
 #include <utility>
 
+#include "backend/cpu/kernels/decode_page.h"
 #include "backend/cpu/kernels/encode_page.h"
 #include "base/check.h"
 #include "base/status.h"
@@ -18,6 +19,14 @@ namespace kvasir {
 namespace {
 
 constexpr std::size_t kMostOpenBytes = std::size_t{kMaxHeadDim} * 64 * 2 * sizeof(float);
+
+// Copies the key of a slot, which is strided in a page, to a row.
+template <std::size_t kBytes>
+void gather_key(const std::byte* page, int slots, int slot, int dim, std::byte* row) {
+  const std::byte* from = page + static_cast<std::size_t>(slot) * kBytes;
+  for (int d = 0; d < dim; ++d, from += static_cast<std::size_t>(slots) * kBytes, row += kBytes)
+    std::memcpy(row, from, kBytes);
+}
 
 }  // namespace
 
@@ -71,7 +80,7 @@ void CpuPageStore::give_back(PageClass of, std::uint64_t first, std::uint64_t co
   const auto system_page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   const std::uint64_t begin = first * arena.page_bytes;
   const std::uint64_t end = begin + count * arena.page_bytes;
-  // What shares the system's pages with others is written.
+  // System pages that other pages share are zeroed by writing.
   const std::uint64_t whole = std::min((begin + system_page - 1) / system_page * system_page, end);
   const std::uint64_t whole_end = std::max(end / system_page * system_page, whole);
   std::memset(arena.data + begin, 0, whole - begin);
@@ -118,7 +127,7 @@ const std::byte* CpuPageStore::opened(PageId page, std::byte* room) const {
   return room;
 }
 
-// Keys that were multiplied with a Hadamard matrix are rotated between two of its products.
+// Keys in Hadamard form are transformed back, rotated, and transformed again.
 void CpuPageStore::rotate_open(const PageFormat& open, std::byte* page, SlotMask slots, Turn turn) const {
   if (turn.cosines == nullptr) return;
   if (open.hadamard_keys) hadamard_keys(open, page, slots);
@@ -172,7 +181,7 @@ void CpuPageStore::repack(ColumnLanes lanes, std::span<const SlotMove> moves) {
       const bool first = m == 0 || moves[m - 1].to != move.to;
       const bool last = m + 1 == moves.size() || moves[m + 1].to != move.to;
       if (first) std::memset(filled, 0, open.bytes());
-      // A copy: the page may be written before the last of its slots has moved.
+      // Copied, since the page may be written before the last of its slots has moved.
       if (std::exchange(decoded, move.from) != move.from) {
         if (const std::byte* at = opened(move.from[lane], source); at != source) std::memcpy(source, at, open.bytes());
       }
@@ -213,6 +222,50 @@ void CpuPageStore::rotate(ColumnLanes lanes, std::span<const SlotRotation> rotat
       encode_page(format(page), room, rotation.live, data(page));
     }
   });
+}
+
+void CpuPageStore::read_keys(PageId page, float* keys) const {
+  const PageFormat& of = format(page);
+  float by_dimension[kMaxHeadDim * 64];  // [head_dim][slots]
+  decode_keys(of, data(page), by_dimension);
+  for (int s = 0; s < of.slots; ++s)
+    for (int d = 0; d < of.head_dim; ++d) keys[s * of.head_dim + d] = by_dimension[d * of.slots + s];
+  if (of.hadamard_keys) hadamard(keys, of.slots, of.head_dim);
+}
+
+void CpuPageStore::read_values(PageId page, float* values) const {
+  const PageFormat& of = format(page);
+  decode_values(of, data(page), values);
+  if (of.hadamard_values) hadamard(values, of.slots, of.head_dim);
+}
+
+void CpuPageStore::read_rows(PageId page, int first, int count, std::byte* out) const {
+  const PageFormat& of = format(page);
+  KVASIR_CHECK(!of.encoded() && first >= 0 && first + count <= of.slots);
+  const std::byte* from = data(page);
+  const std::size_t key = kv_type_bytes(of.key);
+  const std::size_t value = value_bytes(of);
+  for (int slot = first; slot < first + count; ++slot, out += of.row_bytes()) {
+    if (key == 2) {
+      gather_key<2>(from, of.slots, slot, of.head_dim, out);
+    } else {
+      gather_key<4>(from, of.slots, slot, of.head_dim, out);
+    }
+    std::memcpy(out + key * static_cast<std::size_t>(of.head_dim),
+                from + values_offset(of) + static_cast<std::size_t>(slot) * value, value);
+  }
+}
+
+void CpuPageStore::write_rows(PageId page, int first, int count, const std::byte* in) {
+  const PageFormat& of = format(page);
+  KVASIR_CHECK(!of.encoded() && first >= 0 && first + count <= of.slots);
+  for (int slot = first; slot < first + count; ++slot, in += of.row_bytes()) place_row(of, in, slot, data(page));
+}
+
+void CpuPageStore::put_row(PageId page, int row, const std::byte* in) {
+  const PageFormat& of = format(page);
+  KVASIR_CHECK(!of.encoded() && row >= 0 && row < of.slots);
+  std::memcpy(data(page) + static_cast<std::size_t>(row) * of.row_bytes(), in, of.row_bytes());
 }
 
 void CpuPageStore::read(PageId page, std::span<std::byte> out) const {

@@ -12,15 +12,15 @@
 
 namespace kvasir {
 
-// The cosines, then the sines, of the angles of a position, [dims / 2] each. In double up to the last rounding: a float
-// angle is off by 0.03 at a million.
+// Computes the rotation of a position: [dims / 2] cosines, then as many sines. Angles are in double: a float angle is
+// off by 0.03 at position 1,000,000.
 class RotationTable {
  public:
   explicit RotationTable(const Rotation& rotation) : inverse_frequencies_(rotation.inverse_frequencies) {}
 
   std::size_t floats() const { return 2 * inverse_frequencies_.size(); }
   int rotary() const { return static_cast<int>(floats()); }
-  // Valid until kCached other positions were asked for.
+  // The result is valid until the next call.
   const float* of(std::int64_t position);
 
   static constexpr int kCached = 4096;
@@ -28,7 +28,7 @@ class RotationTable {
 
  private:
   std::vector<double> inverse_frequencies_;
-  // Direct-mapped: neighbouring positions come again and again.
+  // A direct-mapped cache: the same neighbouring positions come again and again.
   std::vector<std::int64_t> cached_position_;
   std::vector<float> cached_;  // [kCached][floats]
 };
@@ -57,9 +57,9 @@ class CpuPageStore final : public PageStore {
   void repack(ColumnLanes lanes, std::span<const SlotMove> moves) override;
   void seal(int lanes, std::span<const PageSeal> seals) override;
   void rotate(ColumnLanes lanes, std::span<const SlotRotation> rotations, std::int64_t shift) override;
-  void read_keys(PageId page, float* keys) const override;                           // cpu_page_floats.cc
-  void read_values(PageId page, float* values) const override;                       // cpu_page_floats.cc
-  void read_rows(PageId page, int first, int count, std::byte* out) const override;  // cpu_page_rows.cc
+  void read_keys(PageId page, float* keys) const override;
+  void read_values(PageId page, float* values) const override;
+  void read_rows(PageId page, int first, int count, std::byte* out) const override;
   void write_rows(PageId page, int first, int count, const std::byte* in) override;
   void put_row(PageId page, int row, const std::byte* in) override;
   void read(PageId page, std::span<std::byte> out) const override;
@@ -84,7 +84,7 @@ class CpuPageStore final : public PageStore {
   // Prepares turn_of for these moves.
   void fill_turns(ColumnLanes lanes, std::span<const SlotMove> moves);
   Turn turn_of(std::size_t move, const SlotMove& what, int rotation) const;
-  // The page in 16 bits, at `room` if it is encoded.
+  // Returns the page in 16 bits: the page itself, or decoded to `room` if it is encoded.
   const std::byte* opened(PageId page, std::byte* room) const;
   void rotate_open(const PageFormat& open, std::byte* page, SlotMask slots, Turn turn) const;
   void move_slots(const PageFormat& open, const std::byte* from, SlotMask slots, std::byte* to, int to_slot,

@@ -1,5 +1,5 @@
-// Attention of a sequence's last row to pages that its table no longer has: chosen and fetched while others compute,
-// and added to its total at the end.
+// Attention of a sequence's last row to pages that its table no longer has: chosen once the row has read its table,
+// fetched, and added to its total.
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -44,25 +44,24 @@ void CpuAttention::add_recalled(const AttentionTask& task) {
     formats[i] = &store.format(recalled[i].page);
     masks[i] = recalled[i].live;
   }
-  AttentionPartial run;
-  run.head_dim = dim;
-  run.slots = store.slots();
-  run.rows = 1;
-  run.group = group;
-  run.q = rotated(table, task.head, table.batch().frames.size() - 1, task.row + task.rows - 1);
-  run.q_row_stride = row_stride();
-  run.entries = static_cast<int>(recalled.size());
-  run.pages = pages;
-  run.formats = formats;
-  run.masks = masks;
-  run.mask_row_stride = recalled.size();
+  const AttentionPartial run{.head_dim = dim,
+                             .slots = store.slots(),
+                             .rows = 1,
+                             .group = group,
+                             .q = rotated(table, task.head, table.batch().frames.size() - 1, task.row + task.rows - 1),
+                             .q_row_stride = row_stride(),
+                             .entries = static_cast<int>(recalled.size()),
+                             .pages = pages,
+                             .formats = formats,
+                             .masks = masks,
+                             .mask_row_stride = recalled.size()};
   const AttentionState one = state(task, 1);
   reset_states(one, group, dim);
   kernels_.attend(run, one);
   kernels_.merge(of_row(state(task, 0), task.rows - 1, group, dim), one, group, dim);
 }
 
-// Finishes the tasks whose last rows attend to other pages too. All of them are asked for before any is waited for.
+// Finishes the tasks whose last rows recall pages, once those of all sequences are fetched.
 void CpuAttention::finish_recalling() {
   recalling_.clear();
   const OffloadedPages* asked = nullptr;

@@ -59,7 +59,7 @@ std::uint64_t CpuWeights::bytes_of(const WeightPacking& packing, std::span<const
   return bytes;
 }
 
-// Matrices go in slices, so that what was read can be given back to the system soon.
+// Packs matrices in slices, so that the file's memory can be given back to the system soon.
 Status CpuWeights::load(const WeightPacking& packing, std::span<const WeightPart> parts, ThreadPool& threads,
                         const Backend::LoadOptions& options) {
   constexpr int kPanelsPerTask = 16;
@@ -102,7 +102,8 @@ Status CpuWeights::load(const WeightPacking& packing, std::span<const WeightPart
         const int first = begin + task * kPanelsPerTask;
         packing.pack(matrix, part.bytes.data(), part.order, first, std::min(end, first + kPanelsPerTask), to);
       });
-      // Rows have the same size packed and in the file. What a row order reaches beyond the slice is read again.
+      // Rows have the same size packed and in the file. Rows that a row order takes from outside the slice are read
+      // again.
       const std::uint64_t row_bytes = panel_bytes / kPanel;
       if (options.read)
         options.read(p, static_cast<std::uint64_t>(part.order.first + begin * kPanel) * row_bytes,

@@ -1,4 +1,4 @@
-// What passes take beside weights and pages: the plan, and what the buffers have come to.
+// Memory of passes beside weights and pages: planned, and allocated.
 #include <algorithm>
 
 #include "backend/cpu/cpu_backend_impl.h"
@@ -13,7 +13,7 @@ std::uint64_t rounded_up(std::uint64_t n, int multiple) {
   return (n + m - 1) / m * m;
 }
 
-// Of a vector that is appended to.
+// Returns the most that a vector may have allocated for `size` bytes after appending.
 std::uint64_t most_grown(std::uint64_t size) {
   return 2 * size;
 }
@@ -70,9 +70,9 @@ std::uint64_t CpuAttention::workspace_bytes(const BackendShape& shape, const Bac
   const auto rows = static_cast<std::uint64_t>(request.rows);
   const auto slots = static_cast<std::uint64_t>(request.slots);
   const auto sequences = std::min(rows, static_cast<std::uint64_t>(request.sequences));
-  const auto few = static_cast<std::uint64_t>(4 * threads - 1);  // tiles that are too few for the threads
+  const auto few = static_cast<std::uint64_t>(4 * threads - 1);  // the most tiles that are too few for the threads
 
-  // Buffers that hold something of all tables, and those that each layer uses anew.
+  // Sums over buffers that hold all tables, maxima over those that each layer uses anew.
   std::uint64_t rotations = 0, table_lists = 0;
   std::uint64_t rotated = 0, states = 0, layer_lists = 0, tasks = 0, shares = 0, staged = 0, selected = 0,
                 recalling = 0;

@@ -70,20 +70,18 @@ void ObservedWeights::collect(const AttentionTask& task, const AttentionState& t
   for (int query = 0; query < task.rows * group; ++query) {
     if (query % group == 0) set_retained(task.table->batch(), task.row + query / group, task.retained);
     const std::size_t at = static_cast<std::size_t>(query) * entries;
-    ObservedQuery observed;
-    observed.entries = static_cast<int>(entries);
-    observed.slots = static_cast<int>(slots);
-    observed.masks = task.retained;
-    observed.weights = task.weights + at * slots;
-    observed.weight_maxima = task.weight_maxima + at;
+    float* const weights = task.weights + at * slots;
     // Where a selector left everything unread, all weights are zero.
     const bool saw = total.sum[query] != 0;
-    observed.maximum = saw ? total.maximum[query] : 0;
-    observed.sum = saw ? total.sum[query] : 1;
-    const int count = kernels_.observe_weights(observed);
+    const int count = kernels_.observe_weights({.entries = static_cast<int>(entries),
+                                                .slots = static_cast<int>(slots),
+                                                .masks = task.retained,
+                                                .weights = weights,
+                                                .weight_maxima = task.weight_maxima + at,
+                                                .maximum = saw ? total.maximum[query] : 0,
+                                                .sum = saw ? total.sum[query] : 1});
     observed_[task.observed + product(query / group, tables_.layer().heads) +
-              static_cast<std::size_t>(first_query + query % group)] = {observed.weights,
-                                                                        static_cast<std::size_t>(count)};
+              static_cast<std::size_t>(first_query + query % group)] = {weights, static_cast<std::size_t>(count)};
   }
 }
 

@@ -120,15 +120,13 @@ std::byte* PassTables::open_page(const LayerTable& table, std::size_t seal, int 
 }
 
 LaneRow PassTables::lane_row(const LayerTable& table, int head) const {
-  LaneRow lane;
-  lane.layer = table.observed_as;
-  lane.head = head;
-  lane.table = &table.batch();
-  lane.lane = table.lane(head);
-  lane.store = &store();
-  lane.group = layer().group();
-  lane.head_dim = layer().head_dim;
-  return lane;
+  return {.layer = table.observed_as,
+          .head = head,
+          .table = &table.batch(),
+          .lane = table.lane(head),
+          .store = &store(),
+          .group = layer().group(),
+          .head_dim = layer().head_dim};
 }
 
 std::uint64_t PassTables::allocated_bytes() const {

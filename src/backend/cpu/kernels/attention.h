@@ -28,11 +28,7 @@ struct Attention {
       const PageFormat& format = **part.formats;
       if (format.encoded()) return attend_encoded(part, state);
       if (format.key != format.value) return generic_kernels().attend(part, state);
-      switch (format.key) {
-        case KvType::kF16: return attend_type<KvType::kF16>(part, state);
-        case KvType::kBF16: return attend_type<KvType::kBF16>(part, state);
-        default: return attend_type<KvType::kF32>(part, state);
-      }
+      with_element_type(format.key, [&]<KvType kType>() { attend_type<kType>(part, state); });
     });
   }
 

@@ -59,8 +59,8 @@ struct AttentionParts {
   }
 
   // weighted[i][0 .. 16 * kVectors) = weighted * keep[i] + sum over live slots of weight[i][s] * value[s], slots in
-  // order, where value_of(s) is a slot's value. A slot that only some of the queries see is not even added as zero to
-  // the others: zero times infinity, and zero added to -0, would tell that somebody beside them saw it.
+  // order, where value_of(s) is a slot's value. A slot is not added to queries that do not see it, even as zero: zero
+  // times infinity, or zero added to -0, would make their sums depend on other queries.
   template <KvType kType, int kVectors, int kQueries, bool kFetch = false, class ValueOf>
   [[gnu::always_inline]] static void add_values(const ValueOf& value_of, const SlotMask (&live)[kQueries],
                                                 const float* weight, const float* keep, float* const* weighted,
@@ -115,7 +115,7 @@ struct AttentionParts {
       add_values<kType, 1, kQueries, kFetch>(value_of, live, weight, keep, weighted, offset, ahead);
   }
 
-  // The same of values that lie as [slots][head_dim].
+  // The same for values [slots][head_dim].
   template <KvType kType, int kQueries, bool kFetch = false>
   [[gnu::always_inline]] static void add_all_values(const std::byte* values, int dim, const SlotMask (&live)[kQueries],
                                                     const float* weight, const float* keep, float* const* weighted,
@@ -125,7 +125,7 @@ struct AttentionParts {
                                            live, weight, keep, weighted, ahead);
   }
 
-  // As weigh, for queries [from, from + 4) of a block, each of which sees a token of the entry.
+  // As weigh, for queries [from, from + 4) of a block. REQUIRES: each sees a token of the entry.
   template <int kSlotVectors, int kQueries, class ScoreOf>
   [[gnu::always_inline]] static void weigh_four(const AttentionPartial& partial, const AttentionState& state, int first,
                                                 const QueryBlock<kQueries>& block, int e,
@@ -163,9 +163,9 @@ struct AttentionParts {
     _mm_storeu_ps(sum, _mm_fmadd_ps(_mm_loadu_ps(sum), kept, Simd::first_of_quarters(Simd::sum_four(total))));
   }
 
-  // Takes an entry's scores into maxima and sums: score_of(i, v) are those of query i with 16 slots. weight
-  // [kQueries][64]: exp(score - maximum), zero where not live, and undefined of a query that sees nothing; keep: what
-  // earlier sums are multiplied with.
+  // Updates maxima and sums with an entry's scores: score_of(i, v) has those of query i with 16 slots. Sets weight
+  // [kQueries][64] to exp(score - maximum), zero where not live and undefined for a query that sees nothing, and keep
+  // [kQueries] to the factors for earlier sums.
   template <int kSlotVectors, int kQueries, class ScoreOf>
   [[gnu::always_inline]] static void weigh(const AttentionPartial& partial, const AttentionState& state, int first,
                                            const QueryBlock<kQueries>& block, int e, const SlotMask (&live)[kQueries],
@@ -202,7 +202,7 @@ struct AttentionParts {
     }
   }
 
-  // The same of scores in memory, [kQueries][64]; they are read once where registers hold them.
+  // The same for scores in memory, [kQueries][64]. They are read once if registers can hold them.
   template <int kSlotVectors, int kQueries>
   [[gnu::always_inline]] static void weigh_stored(const AttentionPartial& partial, const AttentionState& state,
                                                   int first, const QueryBlock<kQueries>& block, int e,
@@ -222,14 +222,14 @@ struct AttentionParts {
     }
   }
 
-  // q: [head_dim][kQueries] of some queries.
+  // Writes queries as q [head_dim][kQueries].
   template <int kQueries>
   [[gnu::always_inline]] static void transpose(const float* const (&of)[kQueries], int dim, float* q) {
     for (int i = 0; i < kQueries; ++i)
       for (int d = 0; d < dim; ++d) q[d * kQueries + i] = of[i][d];
   }
 
-  // Queries of a block, at most.
+  // The most queries of a block.
   template <int kSlotVectors>
   static constexpr int kMostQueries = 8 * kSlotVectors <= Simd::kSums ? 8 : 4;
 

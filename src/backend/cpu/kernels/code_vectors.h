@@ -11,7 +11,7 @@
 namespace kvasir {
 namespace {
 
-// Codes that were opened before.
+// Codes that are open as 16-bit integers in memory.
 template <class Simd>
 struct WordCodes {
   using Ints = typename Simd::Ints;

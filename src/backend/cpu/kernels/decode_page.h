@@ -9,6 +9,7 @@
 #endif
 
 #include "backend/cpu/kernels/page_layout.h"
+#include "tensor/dtype.h"
 
 namespace kvasir {
 namespace {
@@ -21,17 +22,7 @@ inline constexpr int kMaxCodes = kMaxHeadDim * 64;  // of a side
 #ifdef __F16C__
   return _cvtsh_ss(bits);
 #else
-  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000U) << 16;
-  const std::uint32_t exponent = bits >> 10 & 31U;
-  std::uint32_t fraction = bits & 0x3ffU;
-  float value;
-  if (exponent == 0) {
-    value = static_cast<float>(fraction) * 0x1p-24F;
-    return sign != 0 ? -value : value;
-  }
-  const std::uint32_t wide = sign | (exponent == 31 ? 0xffU << 23 : (exponent + 112) << 23) | fraction << 13;
-  __builtin_memcpy(&value, &wide, sizeof value);
-  return value;
+  return f16_to_f32(bits);
 #endif
 }
 
@@ -39,7 +30,7 @@ inline constexpr int kMaxCodes = kMaxHeadDim * 64;  // of a side
   return half_at(halves + static_cast<std::ptrdiff_t>(i) * 2);
 }
 
-// Codes of a plane of kBits bits, from code `from` on: the first of a block.
+// Writes the codes of a plane of kBits bits from code `from` on. REQUIRES: `from` begins a block.
 template <int kBits>
 inline void open_plane(const std::byte* plane, int from, int codes, std::int16_t* words) {
   constexpr int kBlock = kPlaneUnits * 16 / kBits;
@@ -55,7 +46,7 @@ inline void open_plane(const std::byte* plane, int from, int codes, std::int16_t
   }
 }
 
-// All codes of a side, in the order of page_layout.h. words: [side.codes].
+// Writes all codes of a side, in the order of page_layout.h. words: [side.codes].
 inline void open_codes(const EncodedSide& side, std::int16_t* words) {
   switch (side.type) {
     case KvType::kQ8:
@@ -73,7 +64,7 @@ inline void open_codes(const EncodedSide& side, std::int16_t* words) {
   }
 }
 
-// Where the code of an element lies among them.
+// Returns the index of the code of a row's element i.
 [[gnu::always_inline]] inline int code_index(const EncodedSide& side, int row, int i) {
   return (row / 2 * side.count + i) * 2 + row % 2;
 }
@@ -99,17 +90,14 @@ inline void decode_side(const EncodedSide& side, bool groups_of_rows, float* out
 
 [[gnu::always_inline]] inline float plain_element(KvType type, const std::byte* p) {
   if (type == KvType::kF16) return half_at(p);
-  std::uint32_t bits = 0;
   if (type == KvType::kF32) {
-    __builtin_memcpy(&bits, p, 4);
-  } else {
-    std::uint16_t high;
-    __builtin_memcpy(&high, p, 2);
-    bits = static_cast<std::uint32_t>(high) << 16;
+    float value;
+    __builtin_memcpy(&value, p, sizeof value);
+    return value;
   }
-  float value;
-  __builtin_memcpy(&value, &bits, sizeof value);
-  return value;
+  std::uint16_t bits;
+  __builtin_memcpy(&bits, p, sizeof bits);
+  return bf16_to_f32(bits);
 }
 
 inline void load_side(KvType type, const std::byte* side, int count, float* out) {

@@ -1,5 +1,5 @@
-// What is done to a row, or to a page, element by element. Written once, over vectors of 16 lanes (avx512/simd.h);
-// compiled for each instruction set by the file that includes it.
+// Norms, activations and other elementwise operations on rows and pages. Written once, over vectors of 16 lanes
+// (avx512/simd.h); compiled for each instruction set by the file that includes it.
 #pragma once
 
 #include "backend/cpu/kernels/page_layout.h"
@@ -27,7 +27,7 @@ struct Elementwise {
   }
 
  private:
-  // Numbers [first, first + 16) of some, or what there is of them: the others are zero, and stay as they are.
+  // Numbers [first, first + 16) of an array, or those before its end: lanes beyond are read as zero and not written.
   struct Whole {
     int first;
     static Floats where(Floats x) { return x; }
@@ -152,20 +152,9 @@ struct Elementwise {
         n, [&](const auto& place) __attribute__((always_inline)) { place.set(x, place.of(x) + place.of(y)); });
   }
 
-  // Calls run.operator()<type>() with the type of keys that are not encoded.
-  template <class Run>
-  static void with_key_type(const PageFormat& shape, const Run& run) {
-    switch (shape.key) {
-      case KvType::kF32: return run.template operator()<KvType::kF32>();
-      case KvType::kF16: return run.template operator()<KvType::kF16>();
-      case KvType::kBF16: return run.template operator()<KvType::kBF16>();
-      default: return;
-    }
-  }
-
   static void store_kv(const PageFormat& shape, std::byte* page, int slot, const float* key, const float* value) {
     if (shape.key != shape.value) return generic_kernels().store_kv(shape, page, slot, key, value);
-    with_key_type(shape, [&]<KvType kType>() {
+    with_element_type(shape.key, [&]<KvType kType>() {
       constexpr std::size_t kSize = kElementBytes<kType>;
       std::byte* values = page + values_offset(shape) + static_cast<std::size_t>(slot) * value_bytes(shape);
       for (int d = 0; d < shape.head_dim; d += 16) {
@@ -198,7 +187,7 @@ struct Elementwise {
 
   static void rotate_keys(const PageFormat& shape, std::byte* page, SlotMask slots, int rotary, const float* cosine,
                           const float* sine) {
-    with_key_type(shape, [&]<KvType kType>() {
+    with_element_type(shape.key, [&]<KvType kType>() {
       constexpr std::size_t kSize = kElementBytes<kType>;
       const std::size_t row_bytes = static_cast<std::size_t>(shape.slots) * kSize;
       for (int i = 0; i < rotary / 2; ++i)
@@ -213,12 +202,11 @@ struct Elementwise {
     });
   }
 
-  // The sixteen slots from `slot` on are read whole before their live ones are written at or before where they were.
+  // Reads 16 slots before it writes any, so the pages may be the same if slots move towards the front.
   static void move_slots(const PageFormat& shape, const std::byte* from, SlotMask from_slots, std::byte* to,
                          int to_slot, int rotary, const float* cosine, const float* sine) {
-    if (shape.key != KvType::kF32 && shape.key != KvType::kF16 && shape.key != KvType::kBF16) return;
     const std::size_t bytes = value_bytes(shape);
-    with_key_type(shape, [&]<KvType kType>() {
+    with_element_type(shape.key, [&]<KvType kType>() {
       constexpr std::size_t kSize = kElementBytes<kType>;
       const std::size_t row_bytes = static_cast<std::size_t>(shape.slots) * kSize;
       const int rotated = cosine != nullptr ? rotary : 0;

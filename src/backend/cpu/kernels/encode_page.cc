@@ -1,4 +1,4 @@
-// Encodes pages. One definition for all tables: a page is written once and read many times.
+// Encodes pages, for all tables: a page is written once and read many times.
 #include "backend/cpu/kernels/encode_page.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ void put_half(std::byte* p, float value) {
   std::memcpy(p, &bits, sizeof bits);
 }
 
-// What the loops below do to each element has no branches, so that compilers make vectors of them.
+// The loops below have no branches per element, so that compilers vectorise them.
 
 // [count] halves.
 void halves_to_floats(const std::byte* halves, int count, float* out) {
@@ -37,12 +37,12 @@ void halves_to_floats(const std::byte* halves, int count, float* out) {
   }
 }
 
-// The nearest integer, half to even, in the low bits. REQUIRES: |x| < 2^22.
+// Returns the nearest integer, half to even, in the low bits. REQUIRES: |x| < 2^22.
 std::uint32_t nearest(float x) {
   return std::bit_cast<std::uint32_t>(x + 12582912.0F);
 }
 
-// Integers in the order of the floats, -0 before 0; their own inverse.
+// Maps the bits of a float to an integer that orders like the float, -0 before 0. Its own inverse.
 std::int32_t ordered(std::int32_t bits) {
   return bits ^ (bits >> 31 & 0x7fffffff);
 }
@@ -62,7 +62,7 @@ struct Ends {
   bool finite = true;
 };
 
-// Of equal elements, the first is the least. kSize: of the group, if it is not `size`.
+// Returns the ends of the taken elements; of equal ones the first is the least. kSize: `size` as a constant, or 0.
 template <int kSize>
 Ends ends_of(const float* x, const std::int32_t* taken, int size) {
   const int count = kSize > 0 ? kSize : size;
@@ -102,7 +102,7 @@ void put_block(const std::uint8_t* code, int units, int shift, std::byte* block)
   std::memcpy(block, unit, static_cast<std::size_t>(units) * sizeof unit[0]);
 }
 
-// Of a whole block.
+// The same for a whole block, with vectors.
 template <int kBits>
 void put_block(const std::uint8_t* code, int shift, std::byte* block) {
   using Bytes [[gnu::vector_size(kPlaneUnits)]] = std::uint8_t;
@@ -117,7 +117,7 @@ void put_block(const std::uint8_t* code, int shift, std::byte* block) {
   std::memcpy(block, &units, sizeof units);
 }
 
-// As a plane. Returns what lies behind it.
+// Writes codes as a plane. Returns its end.
 template <int kBits>
 std::byte* put_plane(const std::uint8_t* code, int codes, int shift, std::byte* plane) {
   constexpr int kBlock = kPlaneUnits * 16 / kBits;
@@ -126,7 +126,7 @@ std::byte* put_plane(const std::uint8_t* code, int codes, int shift, std::byte* 
   return plane + codes * kBits / 8;
 }
 
-// Codes of a side, [rows][count].
+// Writes the codes [rows][count] of a side.
 void put_codes(const EncodedSide& to, const std::uint8_t* code, std::byte* out) {
   std::uint8_t paired[kMaxCodes];
   for (int row = 0; row < to.rows; row += 2) {
@@ -152,7 +152,7 @@ void put_codes(const EncodedSide& to, const std::uint8_t* code, std::byte* out) 
   }
 }
 
-// Codes of a group: each element's distance from `least` in steps of `scale`. REQUIRES: scale > 0.
+// Writes the codes of a group: each element's distance from `least` in steps of `scale`. REQUIRES: scale > 0.
 template <int kSize>
 void put_steps(const float* x, const std::int32_t* taken, int size, float least, float scale, float most,
                std::uint8_t* code) {
@@ -165,13 +165,12 @@ void put_steps(const float* x, const std::int32_t* taken, int size, float least,
   }
 }
 
-// A code is the element's distance from the least one in steps of the scale, both as their 16 bits say. Codes are zero
-// before.
+// Encodes a group. Codes are computed from scale and least element as rounded to 16 bits. REQUIRES: codes are zero.
 void encode_group(int levels, const float* x, const std::int32_t* taken, int size, std::uint8_t* code,
                   std::byte* scale_at, std::byte* least_at) {
   const Ends ends = ends_of(x, taken, size);
   if (!ends.finite) {
-    // It shows in every product with the group.
+    // NaN shows in every product with the group.
     put_half(scale_at, std::numeric_limits<float>::quiet_NaN());
     put_half(least_at, std::numeric_limits<float>::quiet_NaN());
     return;
@@ -192,7 +191,8 @@ void encode_group(int levels, const float* x, const std::int32_t* taken, int siz
 // Takes the elements farthest from the middle of their group out of `taken` and writes them, in order of place.
 void keep_outliers(const Side& side, int outliers, std::byte* out) {
   static_assert(kMaxCodes <= 32768);
-  // The farther, and the nearer the front, the greater; distances are not negative, so their bits are in their order.
+  // Ordered by distance, then by nearness to the front. Bits of distances order like the distances, which are not
+  // negative.
   std::uint64_t candidate[kMaxCodes];
   int candidates = 0;
   for (int row = 0; row < side.rows; ++row)
@@ -202,7 +202,7 @@ void keep_outliers(const Side& side, int outliers, std::byte* out) {
       const Ends ends = ends_of(side.x + first, side.taken + first, size);
       const float middle = (ends.least + ends.most) * 0.5F;
       for (int i = first; i < first + size; ++i) {
-        // What is not finite stays in its group, where it shows.
+        // Infinities and NaN stay in their group, where they show.
         const std::uint64_t distance =
             ends.finite ? std::bit_cast<std::uint32_t>(std::fabs(side.x[i] - middle)) + std::uint64_t{1} : 0;
         candidate[candidates] = distance << 32 | static_cast<std::uint32_t>(kMaxCodes - i);
@@ -237,7 +237,7 @@ void encode_groups(const EncodedSide& to, const Side& side, std::byte* out) {
     }
 }
 
-// The scale of elements whose greatest magnitude has the bits `most`: what is divided by, as 16 bits say.
+// Writes the scale of elements whose greatest magnitude has the bits `most`. Returns it as rounded to 16 bits.
 float q8_scale(std::uint32_t most, std::byte* out) {
   const bool finite = most < 0x7f800000U;
   put_half(out,
@@ -249,7 +249,7 @@ std::uint32_t magnitude(float x) {
   return std::bit_cast<std::uint32_t>(x) & 0x7fffffffU;
 }
 
-// most[i]: the greatest magnitude of it and of x[i].
+// Raises most[i] to the magnitude of x[i].
 void raise(const float* x, int count, std::uint32_t* most) {
   for (int i = 0; i < count; ++i) {
     const std::uint32_t of = magnitude(x[i]);
@@ -257,7 +257,7 @@ void raise(const float* x, int count, std::uint32_t* most) {
   }
 }
 
-// Codes of some elements; zero where the scale is zero or NaN.
+// Writes codes of elements; zero where the scale is zero or NaN.
 void put_q8(const float* x, const float* scale, int count, std::uint8_t* __restrict code) {
   for (int i = 0; i < count; ++i) {
     const float steps = x[i] / scale[i];
@@ -267,7 +267,8 @@ void put_q8(const float* x, const float* scale, int count, std::uint8_t* __restr
   }
 }
 
-// Groups run along the rows, which are dimensions. Dead slots are divided by zero, whatever their scale on the page.
+// Groups run along the rows, which are dimensions. Dead slots are encoded with scale 0, and so code 0, whatever scale
+// the page gets for them.
 void encode_q8_keys(const Side& side, SlotMask live, std::byte* scales) {
   const int slots = side.count;
   for (int group = 0; group < code_groups(side.rows); ++group) {

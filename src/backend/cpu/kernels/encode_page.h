@@ -9,14 +9,14 @@
 namespace kvasir {
 
 // Encodes a page in 16 bits (format.open()) as `format`. Slots outside `live` take no part in scales, and their codes
-// are zero. A group that holds an infinity or NaN has scale NaN, so that it shows in what is computed of it.
+// are zero. A group that holds an infinity or NaN has scale NaN, which shows in every result computed from it.
 //   q8: scale = max |x| / 127 (at least 1e-8), code = x / scale.
 //   others: least = min x, scale = (max x - least) / (2^bits - 1), code = (x - least) / scale.
-// Scales and least elements are f16, and codes are computed of them as rounded; all is rounded half to even.
+// Scales and least elements are f16, and codes are computed from their rounded values. All rounding is half to even.
 // REQUIRES: format.encoded().
 void encode_page(const PageFormat& format, const std::byte* open, SlotMask live, std::byte* page);
 
-// Writes what an encoded page holds as 16 bits, format.open(). REQUIRES: format.encoded().
+// Decodes a page to 16 bits, format.open(). REQUIRES: format.encoded().
 void decode_to_open(const PageFormat& format, const std::byte* page, std::byte* open);
 
 // Writes an element of a page. REQUIRES: !is_encoded(type).
@@ -25,7 +25,7 @@ void store_element(KvType type, std::byte* p, float value);
 // Multiplies each of `heads` heads with a Walsh-Hadamard matrix in blocks of the largest power of two that divides
 // head_dim. It is its own inverse, but for rounding.
 void hadamard(float* x, int heads, int head_dim);
-// Does so with the keys of some slots of a page that is not encoded.
+// Does the same to the keys of some slots of a page that is not encoded.
 void hadamard_keys(const PageFormat& open, std::byte* page, SlotMask slots);
 
 }  // namespace kvasir

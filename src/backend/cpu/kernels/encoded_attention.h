@@ -13,8 +13,9 @@
 namespace kvasir {
 namespace {
 
-inline constexpr int kTileQueries = 32;                       // that read a page once it is opened
+inline constexpr int kTileQueries = 32;                       // that share an opened page
 inline constexpr int kMaxGroups = kMaxHeadDim / kCodecGroup;  // of a row of values
+
 template <class Simd>
 struct EncodedAttention {
   using Floats = typename Simd::Floats;
@@ -41,7 +42,7 @@ struct EncodedAttention {
     QueryIntegers queries;
   };
 
-  // Numbers of some queries as integers times a unit. Arrays of units have room for a multiple of 4.
+  // The units of some queries' numbers, and their inverses. Arrays have room for a multiple of 4.
   template <int kQueries>
   struct Units {
     static constexpr int kRoom = (kQueries + 3) / 4 * 4;
@@ -223,7 +224,7 @@ struct EncodedAttention {
                     Simd::fma(Simd::all(scaled.unit[i]), Simd::to_floats(sum[i][v]), Simd::all(scaled.low[i])));
   }
 
-  // Of others than q8: scales are those of dimensions, for each group of slots.
+  // Scores of a block with keys of other codecs: scales are those of dimensions, for each group of slots.
   template <int kSlotVectors, int kQueries>
   [[gnu::always_inline]] static void score_groups(const OpenSide& keys, const float* const (&q)[kQueries],
                                                   float* score) {
@@ -260,7 +261,7 @@ struct EncodedAttention {
     }
   }
 
-  // Weights times the scales of values as integers, and where products of theirs are added to.
+  // Weights times the scales of values, as integers, and the sums that their products are added to.
   template <int kSlotVectors, int kQueries>
   struct ScaledWeights {
     static constexpr int kSlots = kSlotVectors * 16;
@@ -334,7 +335,7 @@ struct EncodedAttention {
       }
     }
 
-    // Of all groups; rows may have any number of vectors.
+    // Adds all groups; rows may have any number of vectors.
     template <class Source>
     [[gnu::always_inline]] void add_vectors(const Source& codes, int dims) const {
       for (int d = 0; d < dims; d += 16 * Simd::kVectors) {
@@ -346,7 +347,7 @@ struct EncodedAttention {
       }
     }
 
-    // Rows have kRow vectors.
+    // Adds all groups; rows have kRow vectors.
     template <int kRow, class Source>
     [[gnu::always_inline]] void add_parts(const Source& codes) const {
       constexpr int kOfBlock = kRow < Source::kParts ? kRow : Source::kParts;
@@ -468,17 +469,12 @@ struct EncodedAttention {
         PageFetch fetch(partial.pages[ahead], ahead == e ? 0 : bytes);
         fetch();
         if (!seen(partial, e)) continue;
-        if (page.keys.source == CodeSource::kPlain) {
-          Opener::open_plain(format.key, partial.pages[e], format.head_dim * format.slots, page.keys.plain);
-        } else {
-          Opener::open_side(keys, first_page, partial.pages[e], page.keys);
-        }
-        if (page.values.source == CodeSource::kPlain) {
-          Opener::open_plain(format.value, partial.pages[e] + values_offset(format), format.head_dim * format.slots,
-                             page.values.plain);
-        } else {
-          Opener::open_side(values, first_page, partial.pages[e], page.values);
-        }
+        const auto open = [&](const EncodedSide& side, OpenSide& to) {
+          if (to.source != CodeSource::kPlain) return Opener::open_side(side, first_page, partial.pages[e], to);
+          Opener::open_plain(side.type, partial.pages[e] + (side.data - first_page), side.rows * side.count, to.plain);
+        };
+        open(keys, page.keys);
+        open(values, page.values);
         Parts::template query_blocks<kSlotVectors>(count, [&]<int kQueries>(int first) {
           attend_entry<kSlotVectors, kQueries>(partial, state, page, e, tile + first, first, fetch);
         });

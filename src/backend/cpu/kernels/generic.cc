@@ -1,5 +1,4 @@
-// The specification of every kernel, in plain C++. Written in loops over 16 outputs or slots, which compilers turn into
-// whatever vectors the base instruction set has.
+// The specification of every kernel, in plain C++. Loops run over 16 outputs or slots, for compilers to vectorise.
 #include "backend/cpu/kernels/generic.h"
 
 #include <algorithm>
@@ -8,22 +7,11 @@
 #include <cstring>
 #include <limits>
 
+#include "backend/cpu/kernels/decode_page.h"
 #include "backend/cpu/kernels/encode_page.h"
-#include "backend/cpu/kernels/page_layout.h"
 
 namespace kvasir {
 namespace {
-
-float load_element(KvType type, const std::byte* p) {
-  if (type == KvType::kF32) {
-    float value;
-    std::memcpy(&value, p, sizeof value);
-    return value;
-  }
-  std::uint16_t bits;
-  std::memcpy(&bits, p, sizeof bits);
-  return type == KvType::kF16 ? f16_to_f32(bits) : bf16_to_f32(bits);
-}
 
 template <DType kType>
 void load_panel_input(const std::byte* p, float* w) {
@@ -101,7 +89,7 @@ void quantize_q8(const float* x, int inputs, const MutableQ8Rows& place) {
     quantize_block(x + b * kQ8Block, place.at(static_cast<std::size_t>(b) * kRowGroup));
 }
 
-// Sums 16 interleaved partial sums, then those pairwise: the order every table follows.
+// Sums 16 lanes by halves of 8, 4, 2, 1: the order of every table.
 float sum16(const float* lanes) {
   float s[16];
   std::copy(lanes, lanes + 16, s);
@@ -188,8 +176,8 @@ void rotate_keys(const PageFormat& shape, std::byte* page, SlotMask slots, int r
     std::byte* row_b = row_a + static_cast<std::size_t>(shape.slots) * size;
     for (int s = 0; s < shape.slots; ++s) {
       if ((slots >> s & 1) == 0) continue;
-      const float a = load_element(shape.key, row_a + static_cast<std::size_t>(s) * size);
-      const float b = load_element(shape.key, row_b + static_cast<std::size_t>(s) * size);
+      const float a = plain_element(shape.key, row_a + static_cast<std::size_t>(s) * size);
+      const float b = plain_element(shape.key, row_b + static_cast<std::size_t>(s) * size);
       store_element(shape.key, row_a + static_cast<std::size_t>(s) * size, a * cosine[i] - b * sine[i]);
       store_element(shape.key, row_b + static_cast<std::size_t>(s) * size, a * sine[i] + b * cosine[i]);
     }
@@ -206,8 +194,8 @@ void move_slots(const PageFormat& shape, const std::byte* from, SlotMask from_sl
     const int slot = std::countr_zero(left);
     const int rotated = cosine != nullptr ? rotary : 0;
     for (int d = 0; d < rotated; d += 2) {
-      const float a = load_element(shape.key, key(from, d, slot));
-      const float b = load_element(shape.key, key(from, d + 1, slot));
+      const float a = plain_element(shape.key, key(from, d, slot));
+      const float b = plain_element(shape.key, key(from, d + 1, slot));
       store_element(shape.key, key(to, d, to_slot), a * cosine[d / 2] - b * sine[d / 2]);
       store_element(shape.key, key(to, d + 1, to_slot), a * sine[d / 2] + b * cosine[d / 2]);
     }

@@ -19,7 +19,7 @@ struct Integers {
   float unit = 0;
   float inverse = 0;
 
-  // `most`: the largest magnitude, or what is not finite among them.
+  // `most`: the largest magnitude; infinite or NaN if a number is.
   explicit Integers(float most)
       : unit(std::isfinite(most) ? most * kUnit : std::numeric_limits<float>::quiet_NaN()),
         inverse(std::isfinite(most) && most >= kLeastInteger ? kMostInteger / most : 0.0F) {}
@@ -63,19 +63,11 @@ struct OpenSide {
   }
 };
 
-void open_keys(const PageFormat& format, const std::byte* page, OpenSide& keys) {
-  keys.encoded = is_encoded(format.key);
-  if (!keys.encoded) return load_side(format.key, page, format.head_dim * format.slots, keys.plain);
-  keys.side = encoded_keys(format, page);
-  open_codes(keys.side, keys.code);
-}
-
-void open_values(const PageFormat& format, const std::byte* page, OpenSide& values) {
-  values.encoded = is_encoded(format.value);
-  if (!values.encoded)
-    return load_side(format.value, page + values_offset(format), format.head_dim * format.slots, values.plain);
-  values.side = encoded_values(format, page);
-  open_codes(values.side, values.code);
+void open(const EncodedSide& side, OpenSide& open) {
+  open.encoded = is_encoded(side.type);
+  if (!open.encoded) return load_side(side.type, side.data, side.rows * side.count, open.plain);
+  open.side = side;
+  open_codes(side, open.code);
 }
 
 // q8: scales are those of slots, for each group of dimensions.
@@ -174,8 +166,8 @@ void attend(const AttentionPartial& partial, const AttentionState& state) {
   OpenSide keys;
   OpenSide values;
   for (int e = 0; e < partial.entries; ++e) {
-    open_keys(*partial.formats[e], partial.pages[e], keys);
-    open_values(*partial.formats[e], partial.pages[e], values);
+    open(encoded_keys(*partial.formats[e], partial.pages[e]), keys);
+    open(encoded_values(*partial.formats[e], partial.pages[e]), values);
     for (int query = 0; query < partial.rows * partial.group; ++query) {
       const int row = query / partial.group;
       const SlotMask live = partial.masks[static_cast<std::size_t>(row) * partial.mask_row_stride + e];

@@ -26,7 +26,7 @@ struct Generic {
 
   [[gnu::always_inline]] static Words eight_bits(Words values) { return values ^ 0x80808080u; }
 
-  // Of codes in every byte, the values they stand for and 128.
+  // Maps each byte's 4-bit code to its table value plus 128.
   [[gnu::always_inline]] static Words iq4_values(Words codes) {
     Words values{};
     for (int o = 0; o < kPanel; ++o)

@@ -48,8 +48,8 @@ struct PackedMatrix {
 inline constexpr float kQ8Smallest = 1e-36F;
 inline constexpr int kRowGroup = 16;  // quantised rows are stored in groups of this many
 
-// Blocks of rows, [row / 16][block][row % 16] each. The sums are what cancels the offset of weights that are multiplied
-// as w + 128 (or a fraction of 128), and what meets minima.
+// Blocks of rows, [row / 16][block][row % 16] each. The sums cancel the offset of weights that are multiplied as w +
+// 128 (or w + a fraction of 128), and are multiplied with minima.
 template <class Byte, class Float, class Int>
 struct Q8Blocks {
   Byte* quants = nullptr;       // [32] each
@@ -58,7 +58,7 @@ struct Q8Blocks {
   Int* sum = nullptr;           // -128 * (sum of the block)
   Int* half_sum = nullptr;      // -128 * (sum of the first half, of the second), [2] each
 
-  // What begins `places` blocks behind. Inline everywhere: kernels of all instruction sets use it.
+  // Returns the blocks from number `places` on. Inline everywhere: kernels of all instruction sets use it.
   [[gnu::always_inline]] Q8Blocks at(std::size_t places) const {
     return {quants + places * kQ8Block, scale + places, scaled_sum + places, sum + places, half_sum + 2 * places};
   }
@@ -89,11 +89,11 @@ struct AttentionPartial {
   // [rows][entries], live slots a row may see; row stride below. REQUIRES: no bit at or beyond `slots`.
   const SlotMask* masks = nullptr;
   std::size_t mask_row_stride = 0;
-  // [entries]: what is added to the scores of an entry's slots, [slots], or null. Only the generic table's attend
-  // honours it: REQUIRES for others that it is null.
+  // [entries]: numbers to add to the scores of an entry's slots, [slots], or null. Only the generic table's attend
+  // takes them; others REQUIRE null.
   const float* const* biases = nullptr;
-  // What observe_weights makes softmax weights of, if wanted: exp(score - highest score up to this entry) for each live
-  // slot, [rows * group][entries][slots], and that highest score, [rows * group][entries]; strides in floats.
+  // Output for observe_weights, or null: exp(score - highest score up to this entry) for each live slot, [rows *
+  // group][entries][slots], and that highest score, [rows * group][entries]; strides in floats.
   float* weights = nullptr;
   std::size_t weight_stride = 0;
   float* weight_maxima = nullptr;
@@ -107,7 +107,7 @@ struct GatheredEntry {
   const std::byte* const* rows = nullptr;
 };
 
-// What attend left of one query over all its partials.
+// One query's raw weights, once attend has taken all of its partials.
 struct ObservedQuery {
   int entries = 0;
   int slots = 0;                         // per entry
@@ -128,7 +128,7 @@ struct AttentionState {
 
 inline constexpr int kPartialEntries = 16;  // entries per partial; fixes the order of sums, so it is part of the result
 
-// How a table's matmul wants weights. Rows have as many bytes packed as in the file.
+// How weights are packed for a table's matmul. Rows have as many bytes packed as in the file.
 struct WeightPacking {
   std::string_view name;  // changes whenever the packed bytes do
 
@@ -153,7 +153,7 @@ struct KernelTable {
   std::string_view arithmetic;  // tables of the same arithmetic give the same bits
   // Products with BF16 weights round the row to bf16 as well.
   bool rounds_bf16_rows = false;
-  // How much of a product attention over pages of 16 bits may lose, beyond the rounding of floats.
+  // Relative error of products in attention over pages of 16 bits, beyond the rounding of floats.
   float attention_rounding = 0.0F;
   const WeightPacking* packing;
 
@@ -212,8 +212,8 @@ struct KernelTable {
   // out[q][d] = weighted[q][d] / sum[q]; zero where nothing was seen.
   void (*finish)(const AttentionState& state, int queries, int head_dim, float* out);
 
-  // Turns what attend left of a query into its softmax weights, packed: those of the live slots, in order, in place at
-  // query.weights. Returns how many.
+  // Turns a query's raw weights into softmax weights, in place: those of live slots, in order, one behind the other
+  // from query.weights on. Returns how many.
   int (*observe_weights)(const ObservedQuery& query);
 
   // See segment_scores.h. The same bits in every table.

@@ -15,8 +15,8 @@ inline constexpr int kMaxOutliers = kMaxCodes / 100 + 1;  // of a side
 // How a side's codes are read: see code_vectors.h.
 enum class CodeSource { kPlain, kWords, kBytes, kPlane4, kPlane2, kPlanes3 };
 
-// Rows of keys are dimensions, rows of values slots. Parts of rows, of `row_vectors` vectors, must lie as the products
-// know: 2 of keys, 4 or 8 of values.
+// Returns how to read a side whose rows (dimensions of keys, slots of values) have `row_vectors` vectors. Planes can be
+// read directly only where a row has 2 vectors (keys), or 4 or 8 (values).
 template <int kSlotVectors>
 inline CodeSource code_source(KvType type, bool keys, int row_vectors) {
   if (!is_encoded(type)) return CodeSource::kPlain;
@@ -33,7 +33,7 @@ struct OpenSide {
     alignas(64) std::int16_t codes[kMaxCodes];  // kWords: as in page_layout.h
     alignas(64) float plain[kMaxCodes];         // kPlain: [rows][count]
   };
-  // Of outliers, in order of place: the element's row and place in it, and its distance from what its code 0 says.
+  // Outliers, in order of place: the element's row, its place in the row, and its distance from the value of code 0.
   int outliers = 0;
   std::uint16_t row[kMaxOutliers];
   std::uint16_t place[kMaxOutliers];

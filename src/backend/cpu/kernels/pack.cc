@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kLargestBlockBytes = 210;
 
-// A block's fields are all of its bytes, and what the type's traits say.
+// Returns whether the fields cover all bytes of a block.
 constexpr bool covers_block(const QuantizedLayout& layout) {
   int bytes = layout.words() * 4;
   for (const int half : layout.half_fields) bytes += half >= 0 ? 2 : 0;
@@ -38,7 +38,7 @@ bool has_grouped_bits(DType type) {
   return type == DType::kQ5_0 || type == DType::kQ5_1;
 }
 
-// What a word of the file becomes. `word` counts the words of a block.
+// Convert word number `word` of a block from the file to its packed form, and back.
 std::uint32_t packed_word(DType type, int word, std::uint32_t bits) {
   return has_grouped_bits(type) && word == 0 ? group_bits(bits) : bits;
 }

@@ -32,6 +32,16 @@ inline constexpr int kPlaneUnits = 32;  // of a block
 template <KvType kType>
 inline constexpr std::size_t kElementBytes = kType == KvType::kF32 ? 4 : 2;
 
+// Calls run.operator()<type>(). REQUIRES: !is_encoded(type).
+template <class Run>
+[[gnu::always_inline]] inline void with_element_type(KvType type, const Run& run) {
+  switch (type) {
+    case KvType::kF16: return run.template operator()<KvType::kF16>();
+    case KvType::kBF16: return run.template operator()<KvType::kBF16>();
+    default: return run.template operator()<KvType::kF32>();
+  }
+}
+
 // Bytes in front of the values.
 [[gnu::always_inline]] inline std::size_t values_offset(const PageFormat& format) {
   return key_side_bytes(format);
@@ -85,16 +95,7 @@ struct EncodedSide {
   return side;
 }
 
-// Scales of a side.
-[[gnu::always_inline]] inline int key_scales(const PageFormat& format) {
-  return format.key == KvType::kQ8 ? code_groups(format.head_dim) * format.slots
-                                   : code_groups(format.slots) * format.head_dim;
-}
-[[gnu::always_inline]] inline int value_scales(const PageFormat& format) {
-  return code_groups(format.head_dim) * format.slots;
-}
-
-// REQUIRES: the side is encoded. `page` is the start of the page.
+// `page` is the start of the page. Of a side that is not encoded, only type, rows, count and data are valid.
 [[gnu::always_inline]] inline EncodedSide encoded_keys(const PageFormat& format, const std::byte* page) {
   return encoded_side(format.key, format.head_dim, format.slots, key_scales(format), outliers(format), page);
 }

@@ -2,9 +2,9 @@
 // the translation unit that includes it: each table instantiates it with its own instructions (`Isa`), so that no code
 // compiled for one is shared with code that runs without it.
 //
-// An opened block gives, for each part of 32 inputs, eight registers of unsigned bytes u (four inputs of kLanes outputs
-// each) of at most kMost, and what makes weights of them. Of weights of eight bits (kMost is 255), Isa::eight_bits
-// makes what Isa::dot multiplies: u, or u - 128 where that is signed bytes.
+// An opened block gives, for each part of 32 inputs, eight registers of unsigned bytes u <= kMost (four inputs of
+// kLanes outputs each), and the terms that turn u into weights w. Where weights have eight bits (kMost is 255),
+// Isa::eight_bits gives the operand of Isa::dot: u, or u - 128 if that multiplies signed bytes.
 //   kOffset       w = scale * (u - offset)
 //   kMinimum      w = scale * u - minimum
 //   kHalfOffset   as kOffset, with a scale for each half of the part
@@ -36,6 +36,26 @@ using Floats = float __attribute__((vector_size(kLanes * 4)));
 constexpr int kPrefetchBytes = 8192;
 
 enum class Terms { kOffset, kMinimum, kHalfOffset, kHalfMinimum };
+struct BlockTerms {
+  DType type = DType::kF32;
+  Terms terms = Terms::kOffset;
+  int most = 0;
+  int offset = 0;
+};
+// The terms of each type, with its kMost and offset.
+inline constexpr BlockTerms kBlockTerms[] = {
+    {DType::kQ8_0, Terms::kOffset, 255, 128},   {DType::kQ4_0, Terms::kOffset, 15, 8},
+    {DType::kIQ4_NL, Terms::kOffset, 255, 128}, {DType::kQ4_1, Terms::kMinimum, 15},
+    {DType::kQ5_0, Terms::kOffset, 31, 16},     {DType::kQ5_1, Terms::kMinimum, 31},
+    {DType::kQ4_K, Terms::kMinimum, 15},        {DType::kQ5_K, Terms::kMinimum, 31},
+    {DType::kQ6_K, Terms::kHalfOffset, 63, 32}, {DType::kQ3_K, Terms::kHalfOffset, 7, 4},
+    {DType::kQ2_K, Terms::kHalfMinimum, 3},     {DType::kIQ4_XS, Terms::kOffset, 255, 128},
+};
+constexpr const BlockTerms& block_terms(DType type) {
+  const BlockTerms* of = kBlockTerms;
+  while (of->type != type) ++of;
+  return *of;
+}
 
 [[gnu::always_inline]] inline Words load_words(const std::byte* p, int word) {
   Words words;
@@ -52,7 +72,7 @@ enum class Terms { kOffset, kMinimum, kHalfOffset, kHalfMinimum };
   return words >> (8 * index) & 255;
 }
 
-// Sixteen nibbles of two registers' worth each: a block of Q4_0 and its kin.
+// Opens a block of 32 nibbles, as Q4_0 and others have them, to eight registers.
 [[gnu::always_inline]] inline void nibbles(const std::byte* quants, Words* w) {
   for (int g = 0; g < 4; ++g) {
     const Words both = load_words(quants, g);
@@ -65,8 +85,11 @@ template <DType kType>
 struct Layout {
   static constexpr const QuantizedLayout& kLayout = *quantized_layout(kType);
   static constexpr int kParts = kLayout.inputs / kQ8Block;
+  static constexpr Terms kTerms = block_terms(kType).terms;
+  static constexpr int kMost = block_terms(kType).most;
+  static constexpr int kOffset = block_terms(kType).offset;
 
-  // Of the block's outputs from `first` on.
+  // Refers to the block's outputs from `first` on.
   Layout(const std::byte* words, const std::byte* halves, int first)
       : p(words + first * 4), halves_(halves + first * 2) {}
   const std::byte* field(std::size_t index) const { return p + kLayout.first_word(index) * kPanel * 4; }
@@ -92,9 +115,6 @@ struct OnePart : Layout<kType> {
 
 template <class Isa>
 struct Block<Isa, DType::kQ8_0> : OnePart<Isa, DType::kQ8_0> {
-  static constexpr Terms kTerms = Terms::kOffset;
-  static constexpr int kMost = 255;
-  static constexpr int kOffset = 128;
   using OnePart<Isa, DType::kQ8_0>::OnePart;
 
   [[gnu::always_inline]] void weights(int, Words* w) const {
@@ -104,9 +124,6 @@ struct Block<Isa, DType::kQ8_0> : OnePart<Isa, DType::kQ8_0> {
 
 template <class Isa>
 struct Block<Isa, DType::kQ4_0> : OnePart<Isa, DType::kQ4_0> {
-  static constexpr Terms kTerms = Terms::kOffset;
-  static constexpr int kMost = 15;
-  static constexpr int kOffset = 8;
   using OnePart<Isa, DType::kQ4_0>::OnePart;
 
   [[gnu::always_inline]] void weights(int, Words* w) const { nibbles(this->p, w); }
@@ -114,9 +131,6 @@ struct Block<Isa, DType::kQ4_0> : OnePart<Isa, DType::kQ4_0> {
 
 template <class Isa>
 struct Block<Isa, DType::kIQ4_NL> : OnePart<Isa, DType::kIQ4_NL> {
-  static constexpr Terms kTerms = Terms::kOffset;
-  static constexpr int kMost = 255;
-  static constexpr int kOffset = 128;
   using OnePart<Isa, DType::kIQ4_NL>::OnePart;
 
   [[gnu::always_inline]] void weights(int, Words* w) const {
@@ -127,8 +141,6 @@ struct Block<Isa, DType::kIQ4_NL> : OnePart<Isa, DType::kIQ4_NL> {
 
 template <class Isa>
 struct Block<Isa, DType::kQ4_1> : OnePart<Isa, DType::kQ4_1> {
-  static constexpr Terms kTerms = Terms::kMinimum;
-  static constexpr int kMost = 15;
   using OnePart<Isa, DType::kQ4_1>::OnePart;
 
   [[gnu::always_inline]] void weights(int, Words* w) const { nibbles(this->p, w); }
@@ -148,16 +160,11 @@ struct FiveBits : OnePart<Isa, kType> {
 
 template <class Isa>
 struct Block<Isa, DType::kQ5_0> : FiveBits<Isa, DType::kQ5_0> {
-  static constexpr Terms kTerms = Terms::kOffset;
-  static constexpr int kMost = 31;
-  static constexpr int kOffset = 16;
   using FiveBits<Isa, DType::kQ5_0>::FiveBits;
 };
 
 template <class Isa>
 struct Block<Isa, DType::kQ5_1> : FiveBits<Isa, DType::kQ5_1> {
-  static constexpr Terms kTerms = Terms::kMinimum;
-  static constexpr int kMost = 31;
   using FiveBits<Isa, DType::kQ5_1>::FiveBits;
 };
 
@@ -189,8 +196,6 @@ struct SixBitScales : Layout<kType> {
 
 template <class Isa>
 struct Block<Isa, DType::kQ4_K> : SixBitScales<Isa, DType::kQ4_K> {
-  static constexpr Terms kTerms = Terms::kMinimum;
-  static constexpr int kMost = 15;
   using SixBitScales<Isa, DType::kQ4_K>::SixBitScales;
 
   [[gnu::always_inline]] void weights(int part, Words* w) const {
@@ -201,8 +206,6 @@ struct Block<Isa, DType::kQ4_K> : SixBitScales<Isa, DType::kQ4_K> {
 
 template <class Isa>
 struct Block<Isa, DType::kQ5_K> : SixBitScales<Isa, DType::kQ5_K> {
-  static constexpr Terms kTerms = Terms::kMinimum;
-  static constexpr int kMost = 31;
   using SixBitScales<Isa, DType::kQ5_K>::SixBitScales;
 
   [[gnu::always_inline]] void weights(int part, Words* w) const {
@@ -216,9 +219,6 @@ struct Block<Isa, DType::kQ5_K> : SixBitScales<Isa, DType::kQ5_K> {
 
 template <class Isa>
 struct Block<Isa, DType::kQ6_K> : Layout<DType::kQ6_K> {
-  static constexpr Terms kTerms = Terms::kHalfOffset;
-  static constexpr int kMost = 63;
-  static constexpr int kOffset = 32;
   [[gnu::always_inline]] Block(const std::byte* words, const std::byte* halves, int first)
       : Layout(words, halves, first), scale_of_scales(Isa::halves(this->half_field(0))) {}
 
@@ -240,9 +240,6 @@ struct Block<Isa, DType::kQ6_K> : Layout<DType::kQ6_K> {
 
 template <class Isa>
 struct Block<Isa, DType::kQ3_K> : Layout<DType::kQ3_K> {
-  static constexpr Terms kTerms = Terms::kHalfOffset;
-  static constexpr int kMost = 7;
-  static constexpr int kOffset = 4;
   [[gnu::always_inline]] Block(const std::byte* words, const std::byte* halves, int first)
       : Layout(words, halves, first), scale_of_scales(Isa::halves(this->half_field(0))) {
     const Words a = load_words(this->field(2), 0);
@@ -272,8 +269,6 @@ struct Block<Isa, DType::kQ3_K> : Layout<DType::kQ3_K> {
 
 template <class Isa>
 struct Block<Isa, DType::kQ2_K> : Layout<DType::kQ2_K> {
-  static constexpr Terms kTerms = Terms::kHalfMinimum;
-  static constexpr int kMost = 3;
   [[gnu::always_inline]] Block(const std::byte* words, const std::byte* halves, int first)
       : Layout(words, halves, first),
         scale_of_scales(Isa::halves(this->half_field(0))),
@@ -298,9 +293,6 @@ struct Block<Isa, DType::kQ2_K> : Layout<DType::kQ2_K> {
 
 template <class Isa>
 struct Block<Isa, DType::kIQ4_XS> : Layout<DType::kIQ4_XS> {
-  static constexpr Terms kTerms = Terms::kOffset;
-  static constexpr int kMost = 255;
-  static constexpr int kOffset = 128;
   [[gnu::always_inline]] Block(const std::byte* words, const std::byte* halves, int first)
       : Layout(words, halves, first),
         low_bits(load_words(this->p, 0)),
@@ -347,7 +339,7 @@ struct NoPrefetches {
   [[gnu::always_inline]] void before() const {}
 };
 
-// One row's share of a part. kShift makes of -128 * sum the -offset * sum that u wants.
+// Adds one row's products with a part. kShift turns -128 * sum into the -offset * sum that cancels the offset of u.
 template <class Isa, class B, class Fetch>
 [[gnu::always_inline]] inline Floats add_part(const Words* w, const Floats* scale, const Floats* minus_minimum,
                                               const Q8Rows& x, Floats total, const Fetch& fetch) {
@@ -393,7 +385,7 @@ void quantized_tile(const PackedMatrix& weights, int panel, Q8Rows x, int rows, 
   const std::byte* words = p;
   const std::byte* halves = p;
   for (int b = 0; b < blocks; ++b, p += kBlockBytes) {
-    // What place() says, step by step: its arithmetic took a tenth of the time of four rows.
+    // Follows place() step by step: calling it took a tenth of the time of four rows.
     if (B::kLayout.lies_in_pairs() && b % 2 != 0) {
       halves += kPanel * 2;
     } else {

@@ -77,7 +77,7 @@ inline constexpr QuantizedLayout kQuantizedLayouts[] = {
     {DType::kIQ4_XS, 256, 136, {{{4, 1}, {8, 32}}}, {0, 2}},
 };
 
-// nullptr for types that are not quantised.
+// Returns null for types that are not quantised.
 constexpr const QuantizedLayout* quantized_layout(DType type) {
   for (const QuantizedLayout& layout : kQuantizedLayouts)
     if (layout.type == type) return &layout;

@@ -5,7 +5,7 @@
 
 namespace kvasir::amx {
 
-// As the matmul of AVX-512, to the bit, but for BF16 weights; quantised weights times many rows on the tile unit.
+// Gives the bits of the AVX-512 matmul except for BF16 weights. Quantised weights times many rows use the tile unit.
 void matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
             std::size_t out_stride);
 

@@ -57,10 +57,10 @@ class OnePanel {
   int parts() const { return parts_; }
   [[gnu::always_inline]] const Parts& multiplied() const { return panel_; }
   [[gnu::always_inline]] const Parts& added() const { return panel_; }
-  // Which part of its panel the `count`th of all is.
+  // Return which part of its panel the `count`th part of all is.
   [[gnu::always_inline]] int multiplied_part(int count) const { return count; }
   [[gnu::always_inline]] int added_part(int count) const { return count; }
-  // What is fetched while a part is added.
+  // Returns the memory to fetch while a part is added.
   [[gnu::always_inline]] const std::byte* ahead(int part) const {
     return panel_.data + part * Parts::kFetchedBytes + kPrefetchBytes;
   }
@@ -154,8 +154,8 @@ class GroupProduct {
 
   GroupProduct(const Order& order, const Q8Rows& x) : order_(order), x_(x), sums_(order.parts() * kSums) {}
 
-  // Adds to the totals of kRows rows, which are those that the order says. Between filling the pipeline and emptying
-  // it, no step asks what there is to do.
+  // Adds to the totals of kRows rows, of the panel that the order is at. Between filling and emptying the pipeline,
+  // steps have no conditions.
   [[gnu::always_inline]] void add(Floats* totals) {
     int first = 0;
     for (const int end : {kFilled, sums_ + kDelay}) {

@@ -10,7 +10,8 @@
 namespace kvasir::amx {
 namespace {
 
-// Where products with one panel begin or go on: totals of the first `rows` rows of a group.
+// The totals of products with one panel in the output, for the first `rows` rows of a group. `starts`: they begin at
+// zero.
 struct Output {
   float* at = nullptr;
   std::size_t stride = 0;

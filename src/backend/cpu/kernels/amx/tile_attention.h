@@ -69,7 +69,7 @@ class TileAttention {
   static constexpr bool kLow = kType == KvType::kF16;  // numbers of a page have low parts
   using Scores = float[kBlockQueries][kSlots];
 
-  // What the queries of a block see of an entry.
+  // The slots of an entry that the queries of a block see.
   struct Visibility {
     int entry = -1;
     int block = 0;
@@ -327,10 +327,10 @@ class TileAttention {
                             : _mm512_mask_max_ps(highest[i], live(i, v), highest[i], score[i][v]);
       }
     }
-    const __m512 most = avx512::max_four(highest);
+    const __m512 most = avx512::Vectors::max_four(highest);
     __m512 sums[kWeighed];
     for (int i = 0; i < kWeighed; ++i) {
-      const __m512 of_query = _mm512_permutexvar_ps(_mm512_set1_epi32(4 * i), most);
+      const __m512 of_query = avx512::Vectors::all_of_quarter(most, i);
       if (fetches_evenly_ && from == 0) ahead_.fetch(kSlotVectors * dim_tiles_);
       __m512 weight[kSlotTiles * 2];
       for (int v = 0; v < kSlotVectors; ++v) {
@@ -346,22 +346,21 @@ class TileAttention {
     }
     // Where the highest score changed, earlier sums are scaled to it.
     const __m128 before = _mm_load_ps(maximum_ + first);
-    const __m128 maximum = avx512::quarters(most);
+    const __m128 maximum = avx512::Vectors::first_of_quarters(most);
     _mm_store_ps(maximum_ + first, maximum);
     // NaN counts as unchanged: a query that sees nothing of the entry keeps its state.
     const __m128 unchanged = _mm_cmp_ps(maximum, before, _CMP_EQ_UQ);
     const int same = _mm_movemask_ps(unchanged);
     __m128 keep = _mm_set1_ps(1.0F);
     if (same != 0xf) {
-      keep = _mm_blendv_ps(_mm512_castps512_ps128(exp16(_mm512_castps128_ps512(_mm_sub_ps(before, maximum)))), keep,
-                           unchanged);
+      keep = _mm_blendv_ps(avx512::Vectors::exp_four(_mm_sub_ps(before, maximum)), keep, unchanged);
       alignas(16) float factors[kWeighed];
       _mm_store_ps(factors, keep);
       for (int i = 0; i < kWeighed; ++i)
         if ((same >> i & 1) == 0) scale(sums_of(seen.block) + (from + i) * dim_, dim_, factors[i]);
     }
-    _mm_store_ps(total_ + first,
-                 _mm_fmadd_ps(_mm_load_ps(total_ + first), keep, avx512::quarters(avx512::sum_four(sums))));
+    _mm_store_ps(total_ + first, _mm_fmadd_ps(_mm_load_ps(total_ + first), keep,
+                                              avx512::Vectors::first_of_quarters(avx512::Vectors::sum_four(sums))));
   }
   void observe(int query, int entry, const __m512* weight, float maximum) const {
     for (int v = 0; v < kSlotVectors; ++v)

@@ -18,7 +18,7 @@ struct alignas(64) TileConfig {
   std::uint8_t rows[16] = {};
 };
 
-// GCC's intrinsics do not say what memory they read; what they read is written before this.
+// Keeps stores before later tile loads: GCC's intrinsics do not say what memory they read.
 [[gnu::always_inline]] inline void compiler_fence() {
   asm volatile("" ::: "memory");
 }

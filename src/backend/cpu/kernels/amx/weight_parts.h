@@ -21,7 +21,7 @@ constexpr int kBlockPanels = 4;
 constexpr int kFewRows = 2 * kRowGroup;
 constexpr int kFewParts = 8;
 
-// Parts of a panel, opened: what quantized.h calls u, less its offset, and what is done with its sums.
+// Parts of a panel, opened: u of quantized.h less its offset, and the scales and minima for its sums.
 template <class B>
 struct OpenParts {
   static constexpr bool kHalves = B::kTerms == Terms::kHalfOffset || B::kTerms == Terms::kHalfMinimum;
@@ -29,7 +29,7 @@ struct OpenParts {
   static constexpr int kSums = kHalves ? 2 : 1;  // of a part
   static constexpr int kFetchedBytes = 0;        // of a part, while it is multiplied: all were when parts were opened
 
-  // Of the part that is kNext behind `part`.
+  // Returns the weights of the part that is kNext behind `part`.
   template <int kNext>
   [[gnu::always_inline]] const void* weights_of(int part, int half) const {
     return weights[part + kNext] + half * 4 * kTileRowBytes;
@@ -43,7 +43,7 @@ struct OpenParts {
   Floats scale[kBlockParts][kSums];
   Floats minus_minimum[kMinima ? kBlockParts : 1][kSums];
 
-  // `parts` parts (whole blocks) from `first` on, of the `blocks` blocks of `panel`.
+  // Opens `parts` parts (whole blocks) from `first` on, of the `blocks` blocks of `panel`.
   void open(const std::byte* panel, int blocks, int first, int parts) {
     Words offset{};
     if constexpr (!kMinima) offset += static_cast<std::uint32_t>(B::kOffset) * 0x01010101u;

@@ -91,11 +91,7 @@ void attend_gathered(const AttentionPartial& partial, const GatheredEntry* entri
     const PageFormat& format = **part.formats;
     const GatheredEntry* of_part = entries + (part.formats - partial.formats);
     if (format.key != format.value) return generic::attend_placed(part, of_part, state, PagedAttention::attend);
-    switch (format.key) {
-      case KvType::kF16: return attend_gathered_type<KvType::kF16>(part, of_part, state);
-      case KvType::kBF16: return attend_gathered_type<KvType::kBF16>(part, of_part, state);
-      default: return attend_gathered_type<KvType::kF32>(part, of_part, state);
-    }
+    with_element_type(format.key, [&]<KvType kType>() { attend_gathered_type<kType>(part, of_part, state); });
   });
 }
 

@@ -64,33 +64,6 @@ template <KvType kType>
 namespace avx512 {
 namespace {
 
-// The greatest lane of each of four vectors, in the first lane of each quarter. Which lanes a NaN hides depends on the
-// order: it is that of GCC's _mm512_reduce_max_ps.
-[[gnu::always_inline]] inline __m512 max_four(const __m512* x) {
-  const __m512 ab = _mm512_max_ps(_mm512_shuffle_f32x4(x[0], x[1], 0xee), _mm512_shuffle_f32x4(x[0], x[1], 0x44));
-  const __m512 cd = _mm512_max_ps(_mm512_shuffle_f32x4(x[2], x[3], 0xee), _mm512_shuffle_f32x4(x[2], x[3], 0x44));
-  const __m512 all = _mm512_max_ps(_mm512_shuffle_f32x4(ab, cd, 0xdd), _mm512_shuffle_f32x4(ab, cd, 0x88));
-  const __m512 two = _mm512_max_ps(all, _mm512_permute_ps(all, 0x4e));
-  return _mm512_max_ps(two, _mm512_permute_ps(two, 0xb1));
-}
-
-// The sums of four vectors, likewise, in the order of FloatVectors::sum.
-[[gnu::always_inline]] inline __m512 sum_four(const __m512* x) {
-  const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(x[0], x[1], 0x44), _mm512_shuffle_f32x4(x[0], x[1], 0xee));
-  const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(x[2], x[3], 0x44), _mm512_shuffle_f32x4(x[2], x[3], 0xee));
-  const __m512 all = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
-  const __m512 two = _mm512_add_ps(all, _mm512_permute_ps(all, 0x4e));
-  return _mm512_add_ps(two, _mm512_permute_ps(two, 0xb1));
-}
-
-// The first lane of each quarter.
-[[gnu::always_inline]] inline __m512i quarters(__m512i x) {
-  return _mm512_maskz_compress_epi32(0x1111, x);
-}
-[[gnu::always_inline]] inline __m128 quarters(__m512 x) {
-  return _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, x));
-}
-
 using Floats = __m512;
 using Ints = __m512i;
 using Mask = __mmask16;
@@ -154,21 +127,36 @@ struct ElementVectors {
 
 // Reductions of four vectors at once. Results lie in the first lane of each quarter.
 struct FourVectors {
-  static Floats max_four(const Floats* x) { return avx512::max_four(x); }
-  static Floats sum_four(const Floats* x) { return avx512::sum_four(x); }
-  static void sum_four(const Floats* x, float* out) { _mm_storeu_ps(out, quarters(avx512::sum_four(x))); }
-  static __m128 first_of_quarters(Floats x) { return quarters(x); }
+  // Halves all vectors until one lane of each is left: take(upper half, lower half), then take(rest, its other half).
+  template <class Take>
+  static Floats reduce_four(const Floats* x, const Take& take) {
+    const Floats ab = take(_mm512_shuffle_f32x4(x[0], x[1], 0xee), _mm512_shuffle_f32x4(x[0], x[1], 0x44));
+    const Floats cd = take(_mm512_shuffle_f32x4(x[2], x[3], 0xee), _mm512_shuffle_f32x4(x[2], x[3], 0x44));
+    const Floats all = take(_mm512_shuffle_f32x4(ab, cd, 0xdd), _mm512_shuffle_f32x4(ab, cd, 0x88));
+    const Floats two = take(all, _mm512_permute_ps(all, 0x4e));
+    return take(two, _mm512_permute_ps(two, 0xb1));
+  }
+  // Which lanes a NaN hides depends on the order: it is that of GCC's _mm512_reduce_max_ps.
+  static Floats max_four(const Floats* x) {
+    return reduce_four(x, [](Floats a, Floats b) { return _mm512_max_ps(a, b); });
+  }
+  // In the order of FloatVectors::sum.
+  static Floats sum_four(const Floats* x) {
+    return reduce_four(x, [](Floats upper, Floats lower) { return lower + upper; });
+  }
+  static void sum_four(const Floats* x, float* out) { _mm_storeu_ps(out, first_of_quarters(sum_four(x))); }
+  static __m128 first_of_quarters(Floats x) { return _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, x)); }
   // Returns the first lane of quarter i, in all lanes.
   static Floats all_of_quarter(Floats x, int i) { return _mm512_permutexvar_ps(_mm512_set1_epi32(4 * i), x); }
   static __m128 exp_four(__m128 x) { return _mm512_castps512_ps128(exp16(_mm512_castps128_ps512(x))); }
   // Calls units_of (narrow_vectors.h) with the greatest lane of each of four vectors.
   static void units_four(const Ints* x, float* unit, float* inverse) {
-    const __m512i ab = _mm512_max_epu32(_mm512_shuffle_i32x4(x[0], x[1], 0x44), _mm512_shuffle_i32x4(x[0], x[1], 0xee));
-    const __m512i cd = _mm512_max_epu32(_mm512_shuffle_i32x4(x[2], x[3], 0x44), _mm512_shuffle_i32x4(x[2], x[3], 0xee));
-    const __m512i all = _mm512_max_epu32(_mm512_shuffle_i32x4(ab, cd, 0x88), _mm512_shuffle_i32x4(ab, cd, 0xdd));
-    const __m512i two = _mm512_max_epu32(all, _mm512_shuffle_epi32(all, _MM_PERM_BADC));
-    const __m512i one = _mm512_max_epu32(two, _mm512_shuffle_epi32(two, _MM_PERM_CDAB));
-    units_of(_mm512_castsi512_si128(quarters(one)), unit, inverse);
+    const Floats bits[4] = {_mm512_castsi512_ps(x[0]), _mm512_castsi512_ps(x[1]), _mm512_castsi512_ps(x[2]),
+                            _mm512_castsi512_ps(x[3])};
+    const Floats most = reduce_four(bits, [](Floats a, Floats b) {
+      return _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+    });
+    units_of(_mm_castps_si128(first_of_quarters(most)), unit, inverse);
   }
 };
 
