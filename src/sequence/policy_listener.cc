@@ -1,31 +1,165 @@
 #include "sequence/policy_listener.h"
 
+#include <algorithm>
+#include <bit>
 #include <chrono>
 
+#include "base/check.h"
+
 namespace kvasir {
+namespace {
+
+std::size_t floats_of_page(const KvCacheShape& shape) {
+  return static_cast<std::size_t>(shape.page.slots) * static_cast<std::size_t>(shape.page.head_dim);
+}
+
+// Returns the bytes of the keys and values of one table, and of one page.
+std::uint64_t kv_bytes(const ReadsKv& kv, const KvCacheShape& shape, PolicyScope scope, int rows) {
+  const auto all = static_cast<std::uint64_t>(rows);
+  const std::uint64_t floats =
+      static_cast<std::uint64_t>(shape.lanes_per_table(scope)) * all * static_cast<std::uint64_t>(shape.page.head_dim);
+  return (static_cast<std::uint64_t>(kv.wants_keys() + kv.wants_values()) * floats + floats_of_page(shape)) *
+             sizeof(float) +
+         all * sizeof(std::int64_t);
+}
+
+int all_heads(const KvCacheShape& shape) {
+  return shape.layers * shape.query_heads;
+}
+
+// Copies keys and values of a chunk's tokens from a table's pages. These tokens are the newest of run 0, so their
+// columns are the last of its newest frame.
+class ChunkReader {
+ public:
+  ChunkReader(const KvCacheShape& shape, const PolicyChunk& chunk, const PageStore& store)
+      : chunk_(chunk),
+        store_(store),
+        dim_(static_cast<std::size_t>(shape.page.head_dim)),
+        rows_(static_cast<std::size_t>(chunk.rows)),
+        page_(floats_of_page(shape)),
+        rotations_(rows_) {}
+
+  ChunkKv read(const PageTable& table, bool keys, bool values) {
+    const auto lanes = static_cast<std::size_t>(table.pages().lanes());
+    keys_.resize(keys ? lanes * rows_ * dim_ : 0);
+    values_.resize(values ? lanes * rows_ * dim_ : 0);
+    std::size_t left = rows_;
+    const PageTable::Frame& frame = table.frames().back();
+    const std::span<const PageEntry> entries = table.entries_of(frame);
+    for (auto entry = entries.rbegin(); entry != entries.rend() && left > 0; ++entry) {
+      const std::uint32_t column = entry->column;
+      const SlotMask slots = entry->live & table.columns().slots_of(column, chunk_.first, chunk_.end());
+      if (slots == 0) continue;
+      left -= static_cast<std::size_t>(std::popcount(slots));
+      for_each(table, column, slots, [&](int slot, std::size_t row) {
+        rotations_[row] = table.tokens().stored_rotation(column, slot, frame);
+      });
+      for (std::size_t lane = 0; lane < lanes; ++lane) {
+        const PageId page = table.pages().of(column)[lane];
+        const auto copy = [&](std::vector<float>& to) {
+          for_each(table, column, slots, [&](int slot, std::size_t row) {
+            std::copy_n(page_.data() + static_cast<std::size_t>(slot) * dim_, dim_,
+                        to.data() + (lane * rows_ + row) * dim_);
+          });
+        };
+        if (keys) store_.read_keys(page, page_.data()), copy(keys_);
+        if (values) store_.read_values(page, page_.data()), copy(values_);
+      }
+    }
+    KVASIR_CHECK(left == 0);
+    return {table.pages().lanes(), chunk_.rows, static_cast<int>(dim_), keys_, values_, rotations_};
+  }
+
+ private:
+  template <class Visit>
+  void for_each(const PageTable& table, std::uint32_t column, SlotMask slots, Visit&& visit) const {
+    for (; slots != 0; slots &= slots - 1) {
+      const int slot = std::countr_zero(slots);
+      visit(slot, static_cast<std::size_t>(table.columns().index(column, slot) - chunk_.first));
+    }
+  }
+
+  const PolicyChunk& chunk_;
+  const PageStore& store_;
+  std::size_t dim_;
+  std::size_t rows_;
+  std::vector<float> page_;  // keys or values of one page
+  std::vector<float> keys_, values_;
+  std::vector<std::int64_t> rotations_;
+};
+
+}  // namespace
+
+TableLayout table_layout(const KvCacheShape& shape, PolicyScope scope) {
+  TableLayout layout;
+  layout.layers = scope == PolicyScope::kSequence ? 1 : shape.layers;
+  layout.per_layer = scope == PolicyScope::kHead ? shape.kv_heads : 1;
+  layout.heads = shape.query_heads / layout.per_layer;
+  layout.lanes = shape.lanes_per_table(scope);
+  layout.head_dim = shape.page.head_dim;
+  return layout;
+}
 
 PolicyListener::PolicyListener(RetentionPolicy* policy, const KvCacheShape& shape)
     : shape_(shape),
       scope_(policy->traits().scope),
       tables_per_layer_(table_layout(shape, scope_).per_layer),
       masses_(policy->observes_masses()),
-      inputs_(policy) {}
+      kv_(policy->reads_kv()),
+      queries_(policy->sums_queries()) {}
+
+std::uint64_t PolicyListener::most_bytes(const RetentionPolicy& policy, const KvCacheShape& shape, int rows) {
+  std::uint64_t bytes = 0;
+  if (const ReadsKv* kv = policy.reads_kv()) bytes += kv_bytes(*kv, shape, policy.traits().scope, rows);
+  if (policy.sums_queries() != nullptr) bytes += QueryAccumulator::bytes_for(all_heads(shape), shape.page.head_dim);
+  return bytes;
+}
+
+std::uint64_t PolicyListener::bytes_for(const PolicyChunk& chunk) const {
+  std::uint64_t bytes = kv_ != nullptr ? kv_bytes(*kv_, shape_, scope_, chunk.rows) : 0;
+  if (wanted_queries(chunk, 0, chunk.rows) > 0)
+    bytes += QueryAccumulator::bytes_for(all_heads(shape_), shape_.page.head_dim);
+  return bytes;
+}
+
+// Returns of how many of the chunk's rows [first, first + rows) the policy wants the queries.
+int PolicyListener::wanted_queries(const PolicyChunk& chunk, int first, int rows) const {
+  int wanted = 0;
+  for (int row = first; row < first + rows && queries_ != nullptr; ++row) wanted += queries_->wants_queries(chunk, row);
+  return wanted;
+}
 
 void PolicyListener::begin_chunk(const PolicyChunk& chunk) {
   chunk_ = chunk;
-  inputs_.begin(shape_, chunk);
+  if (wanted_queries(chunk, 0, chunk.rows) > 0) sums_.begin(all_heads(shape_), shape_.page.head_dim);
 }
 
 AttentionListener* PolicyListener::begin_pass(int first, int rows) {
   first_ = first;
   wants_masses_ = false;
   for (int row = 0; row < rows && masses_ != nullptr && !wants_masses_; ++row) wants_masses_ = wants_row(row);
-  wants_queries_ = inputs_.wants_queries(chunk_, first, rows);
+  wants_queries_ = wanted_queries(chunk_, first, rows) > 0;
   return wants_masses_ || wants_queries_ || tap_ != nullptr ? this : nullptr;
 }
 
 void PolicyListener::end_chunk(const KvSequence& tables, const PageStore& store) {
-  inputs_.finish(shape_, chunk_, tables, store, kv_tap_);
+  if (sums_.bytes() > 0) {
+    const int rows = wanted_queries(chunk_, 0, chunk_.rows);
+    const int heads = all_heads(shape_) / tables.governed_tables();
+    for (int t = 0; t < tables.governed_tables(); ++t)
+      queries_->read_queries(chunk_, t, sums_.of(t * heads, heads, rows));
+    sums_.end();
+  }
+  if (kv_ == nullptr && kv_tap_ == nullptr) return;
+  ChunkReader reader(shape_, chunk_, store);
+  const auto wants = [&](bool (ReadsKv::*side)() const) {
+    return (kv_ != nullptr && (kv_->*side)()) || (kv_tap_ != nullptr && (kv_tap_->*side)());
+  };
+  for (int t = 0; t < tables.governed_tables(); ++t) {
+    const ChunkKv kv = reader.read(tables.table(t), wants(&ReadsKv::wants_keys), wants(&ReadsKv::wants_values));
+    for (ReadsKv* receiver : {kv_, kv_tap_})
+      if (receiver != nullptr) receiver->read_kv(chunk_, t, kv.only(receiver->wants_keys(), receiver->wants_values()));
+  }
 }
 
 std::span<const MassReduction> PolicyListener::reductions() const {
@@ -35,9 +169,10 @@ std::span<const MassReduction> PolicyListener::reductions() const {
 
 void PolicyListener::hear_queries(const ObservedQueries& queries) {
   if (tap_ != nullptr && tap_->wants_queries()) tap_->observe_queries(queries);
+  if (queries_ == nullptr) return;
   const int head = queries.layer * shape_.query_heads + queries.head;
   for (int row = 0; row < queries.rows; ++row)
-    if (inputs_.wants_queries(chunk_, first_ + queries.first_row + row)) inputs_.add(head, queries.of(row));
+    if (queries_->wants_queries(chunk_, first_ + queries.first_row + row)) sums_.add(head, queries.of(row));
 }
 
 void PolicyListener::hear_masses(const ObservedMasses& masses) {

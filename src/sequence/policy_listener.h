@@ -1,5 +1,6 @@
-// Shows a policy what it wants of the passes of a sequence: the masses of its rows, sums of queries, keys and values.
-// Also serves two optional observers, the taps.
+// Shows a policy what it wants of the passes of a sequence: the masses of its rows, and of each chunk the sums of its
+// queries, and its keys and values (retention/capabilities.h). Also serves two optional observers, the taps. Holds no
+// memory between chunks.
 // Thread-safety: as AttentionListener.
 #pragma once
 
@@ -7,10 +8,14 @@
 #include <span>
 
 #include "backend/attention_listener.h"
+#include "kv/kv_cache.h"
 #include "retention/policy.h"
-#include "sequence/policy_inputs.h"
+#include "retention/query_accumulator.h"
 
 namespace kvasir {
+
+// Returns the tables that a policy of this scope has in a cache of this shape.
+TableLayout table_layout(const KvCacheShape& shape, PolicyScope scope);
 
 class PolicyListener final : public AttentionListener {
  public:
@@ -27,8 +32,9 @@ class PolicyListener final : public AttentionListener {
   // not charged.
   void set_kv_tap(ReadsKv* tap) { kv_tap_ = tap; }
 
-  // Returns the most bytes that a chunk takes, from begin_chunk to end_chunk.
-  std::uint64_t bytes_for(const PolicyChunk& chunk) const { return inputs_.bytes_for(shape_, scope_, chunk); }
+  // Returns the most bytes that a chunk of up to `rows` rows takes, from begin_chunk to end_chunk; and of one chunk.
+  static std::uint64_t most_bytes(const RetentionPolicy& policy, const KvCacheShape& shape, int rows);
+  std::uint64_t bytes_for(const PolicyChunk& chunk) const;
   void begin_chunk(const PolicyChunk& chunk);
   // Rows [first, first + rows) of the chunk run next. Returns this object, or null where none of them matters.
   AttentionListener* begin_pass(int first, int rows);
@@ -46,11 +52,15 @@ class PolicyListener final : public AttentionListener {
   void hear_weights(const ObservedAttention& weights) override { tap_->observe(weights); }
 
  private:
+  int wanted_queries(const PolicyChunk& chunk, int first, int rows) const;
+
   const KvCacheShape& shape_;
   PolicyScope scope_;
   int tables_per_layer_;
   ObservesMasses* masses_;  // null: the policy does not look at attention
-  PolicyInputs inputs_;
+  ReadsKv* kv_;             // null: it reads neither keys nor values
+  SumsQueries* queries_;    // null: it does not look at queries
+  QueryAccumulator sums_;
   AttentionObserver* tap_ = nullptr;
   ReadsKv* kv_tap_ = nullptr;
   PolicyChunk chunk_;

@@ -41,6 +41,12 @@ Threshold find_threshold(std::int64_t first, std::int64_t end, std::int64_t coun
 
 }  // namespace
 
+std::unique_ptr<SequenceSelector> new_selector(const RetentionPolicy& policy, const KvCacheShape& shape) {
+  const RanksSegments* segments = policy.ranks_segments();
+  if (segments == nullptr) return nullptr;
+  return std::make_unique<QuestSelector>(segments->segment_budget(), shape);
+}
+
 QuestSelector::QuestSelector(const Budget& budget, const KvCacheShape& shape)
     : budget_(budget),
       shape_(shape),
