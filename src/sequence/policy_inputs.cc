@@ -101,8 +101,8 @@ TableLayout table_layout(const KvCacheShape& shape, PolicyScope scope) {
 
 std::uint64_t PolicyInputs::most_bytes(const RetentionPolicy& policy, const KvCacheShape& shape, int rows) {
   std::uint64_t bytes = 0;
-  if (const ReadsKv* kv = policy.reads_kv()) bytes += kv_bytes(*kv, shape, policy.traits().scope, rows);
-  if (policy.sums_queries() != nullptr) bytes += QueryAccumulator::bytes_for(all_heads(shape), shape.page.head_dim);
+  if (const ReadsKv* kv = policy.as<ReadsKv>()) bytes += kv_bytes(*kv, shape, policy.traits().scope, rows);
+  if (policy.as<SumsQueries>() != nullptr) bytes += QueryAccumulator::bytes_for(all_heads(shape), shape.page.head_dim);
   return bytes;
 }
 

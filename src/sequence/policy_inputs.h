@@ -19,7 +19,7 @@ TableLayout table_layout(const KvCacheShape& shape, PolicyScope scope);
 class PolicyInputs {
  public:
   // The policy outlives the object.
-  explicit PolicyInputs(RetentionPolicy* policy) : kv_(policy->reads_kv()), queries_(policy->sums_queries()) {}
+  explicit PolicyInputs(RetentionPolicy* policy) : kv_(policy->as<ReadsKv>()), queries_(policy->as<SumsQueries>()) {}
 
   // The most bytes that a chunk of up to `rows` rows takes, from begin to finish.
   static std::uint64_t most_bytes(const RetentionPolicy& policy, const KvCacheShape& shape, int rows);

@@ -47,7 +47,7 @@ int prompt_chunk(const RetentionPolicy& policy, int chunk) {
 // Between the backend and the policy, and whoever else wants to know.
 class Sequence::Listener final : public AttentionListener {
  public:
-  explicit Listener(Sequence* sequence) : sequence_(*sequence), masses_(sequence->policy_->observes_masses()) {}
+  explicit Listener(Sequence* sequence) : sequence_(*sequence), masses_(sequence->policy_->as<ObservesMasses>()) {}
 
   std::span<const MassReduction> reductions() const override {
     if (!wanted_) return {};
@@ -99,8 +99,8 @@ Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> 
       policy_(std::move(policy)),
       inputs_(policy_.get()),
       biases_(*policy_),
-      ranges_(policy_->hides_ranges()),
-      unread_(policy_->leaves_unread()),
+      ranges_(policy_->as<HidesRanges>()),
+      unread_(policy_->as<LeavesUnread>()),
       layout_(table_layout(cache_->shape(), policy_->traits().scope)),
       tables_(cache_->new_sequence(sequence_layout(*policy_, codec))),
       shape_(cache_->shape().with(tables_.codec())),
@@ -132,8 +132,8 @@ Sequence::Sequence(const Sequence& other, KvSequence tables)
       policy_(other.policy_->clone()),
       inputs_(policy_.get()),
       biases_(*policy_),
-      ranges_(policy_->hides_ranges()),
-      unread_(policy_->leaves_unread()),
+      ranges_(policy_->as<HidesRanges>()),
+      unread_(policy_->as<LeavesUnread>()),
       layout_(other.layout_),
       tables_(std::move(tables)),
       shape_(other.shape_),

@@ -14,7 +14,7 @@ namespace kvasir {
 class SlotBiases {
  public:
   // The policy outlives the object.
-  explicit SlotBiases(const RetentionPolicy& policy) : policy_(policy.weighs_slots()) {}
+  explicit SlotBiases(const RetentionPolicy& policy) : policy_(policy.as<WeighsSlots>()) {}
 
   // The most bytes that tables of so many entries take in a pass.
   static std::uint64_t most_bytes(const RetentionPolicy& policy, const KvCacheShape& shape, std::int64_t entries);

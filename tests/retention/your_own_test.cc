@@ -101,8 +101,8 @@ TEST(YourOwn, TheKeyReaderIsAPolicyLikeTheOthers) {
                            "snapkv:budget=20,window=6+distinct:budget=25,recent=5"})
     test::check_scored_policy(spec);
   const auto policy = make_policy("distinct");
-  ASSERT_TRUE((*policy)->reads_kv() != nullptr && (*policy)->observes_masses() == nullptr);
-  EXPECT_TRUE((*policy)->reads_kv()->wants_keys() && !(*policy)->reads_kv()->wants_values());
+  ASSERT_TRUE((*policy)->as<ReadsKv>() != nullptr && (*policy)->as<ObservesMasses>() == nullptr);
+  EXPECT_TRUE((*policy)->as<ReadsKv>()->wants_keys() && !(*policy)->as<ReadsKv>()->wants_values());
   EXPECT_EQ((*policy)->exact_prefix(100), 0);
 }
 
