@@ -11,6 +11,15 @@
 namespace kvasir {
 namespace {
 
+constexpr PolicyOption kIgnoringOptions[] = {{"size", "1", "1 to 9", "is not read"}};
+
+}  // namespace
+
+const PolicyInfo kIgnoringPolicy{
+    .name = "ignoring", .options = kIgnoringOptions, .make = [](const PolicyOptions&) { return make_policy("full"); }};
+
+namespace {
+
 using test::PassShape;
 using test::TableMass;
 
@@ -55,6 +64,12 @@ TEST(YourOwn, IsAPolicyLikeTheOthers) {
   EXPECT_FALSE(make_policy("fading:halflife=0.5").ok());
   EXPECT_FALSE(make_policy("fading:budget=100").ok());
   EXPECT_NE(make_policy("nothing").status().message().find("fading"), std::string::npos);
+}
+
+TEST(YourOwn, AnOptionThatIsNotReadIsRefused) {
+  EXPECT_TRUE(make_policy("ignoring").ok());
+  for (const char* spec : {"ignoring:size=x", "ignoring:size=1", "snapkv+ignoring:size=1"})
+    EXPECT_EQ(make_policy(spec).status().message(), "policy 'ignoring' does not use its option 'size'; omit it");
 }
 
 // By the page's formula, in long double.
