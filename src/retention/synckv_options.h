@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "retention/head_profile.h"
-#include "retention/registry.h"
+#include "retention/scored.h"
 
 namespace kvasir {
 
