@@ -78,7 +78,7 @@ class Layer {
       const std::span<double> mass = std::span(mass_).first(n);
       masses_.assign(reductions.size(), mass);
       for (const MassReduction reduction : reductions) reduce_mass(heads, static_cast<int>(n), reduction, mass);
-      policy_->observes_masses()->observe(chunk, 0, 0, masses_);
+      policy_->as<ObservesMasses>()->observe(chunk, 0, 0, masses_);
     }
     plan_.clear();
     policy_->end_chunk(chunk, 0, plan_);

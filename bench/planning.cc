@@ -132,7 +132,7 @@ class Table {
     mass_.resize(static_cast<std::size_t>(table().length()));
     for (double& mass : mass_) mass = static_cast<double>(random_() >> 40);
     const std::vector<std::span<const double>> masses(reductions, mass_);
-    policy_->observes_masses()->observe(chunk, 0, 0, masses);
+    policy_->as<ObservesMasses>()->observe(chunk, 0, 0, masses);
   }
 
   std::unique_ptr<RetentionPolicy> policy_;

@@ -132,7 +132,7 @@ class Layer {
         masses_.assign(
             reductions_of(*policy_).size(),
             std::span(mass_).subspan(from, static_cast<std::size_t>(held_[static_cast<std::size_t>(t)] + 1)));
-        policy_->observes_masses()->observe(chunk, t, 0, masses_);
+        policy_->as<ObservesMasses>()->observe(chunk, t, 0, masses_);
       }
       plan_.clear();
       policy_->end_chunk(chunk, t, plan_);
@@ -166,7 +166,7 @@ class Layer {
           masses_.assign(
               reductions_of(*policy_).size(),
               std::span(mass_).first(static_cast<std::size_t>(held_[static_cast<std::size_t>(t)] + row + 1)));
-          policy_->observes_masses()->observe(chunk, t, row, masses_);
+          policy_->as<ObservesMasses>()->observe(chunk, t, row, masses_);
         }
         plan_.clear();
         policy_->end_chunk(chunk, t, plan_);

@@ -29,11 +29,11 @@ std::vector<TokenIndex> kept_by(RetentionPolicy& policy) {
     const std::size_t before = held.size();
     for (int row = 0; row < rows; ++row) held.push_back(next + row);
     next += rows;
-    for (int row = 0; row < rows && policy.observes_masses() != nullptr; ++row) {
+    for (int row = 0; row < rows && policy.as<ObservesMasses>() != nullptr; ++row) {
       std::vector<double> mass(before + static_cast<std::size_t>(row) + 1);
       for (std::size_t i = 0; i < mass.size(); ++i) mass[i] = static_cast<double>((held[i] * 7 + row) % 11);
       const std::vector<std::span<const double>> masses(reductions_of(policy).size(), mass);
-      policy.observes_masses()->observe(chunk, 0, row, masses);
+      policy.as<ObservesMasses>()->observe(chunk, 0, row, masses);
     }
     plan.clear();
     policy.end_chunk(chunk, 0, plan);

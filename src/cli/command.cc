@@ -163,7 +163,7 @@ Status add_demote_dir(const std::string& policy, EngineOptions& options) {
     needs_folder = spec->demotion->file;
   } else {
     const auto made = make_policy(*spec);
-    needs_folder = made.ok() && (*made)->follows_heads() != nullptr;
+    needs_folder = made.ok() && (*made)->as<FollowsHeads>() != nullptr;
   }
   if (!needs_folder) return {};
   std::error_code error;
@@ -254,7 +254,7 @@ bool may_see_beyond(const std::string& policy, std::int64_t context) {
 
 void note_policy(const std::string& policy, int kv_heads) {
   const auto made = make_policy(policy);
-  const DependsOnModel* depends = made.ok() ? (*made)->depends_on_model() : nullptr;
+  const DependsOnModel* depends = made.ok() ? (*made)->as<DependsOnModel>() : nullptr;
   if (depends == nullptr) return;
   if (const std::string remark = depends->remark(kv_heads); !remark.empty())
     note("kvasir: {}\n", printable(remark, 400));

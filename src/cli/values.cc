@@ -36,13 +36,13 @@ constexpr Range kRanges[] = {
     {"profile", "articles", "0 to 1000000"},
     {"profile", "top-k", "1 to 65536"},
     {"profile", "queries", "1 to 65536"},
-    {"profile", "reps", "0 or more"},
+    {"profile", "reps", "0 to 2^31 - 1"},
     {"profile", "seed", "0 to 2^62"},
     {"", "threads", "0 to 1024"},
     {"", "chunk", "0 to 4096"},
     {"", "page", "16, 32 or 64"},
     {"", "temp", "0 to 100"},
-    {"", "top-k", "0 or more"},
+    {"", "top-k", "0 to 2^31 - 1"},
     {"", "top-p", "above 0, up to 1"},
     {"", "min-p", "0 to 1"},
     {"", "repeat-penalty", "above 0, up to 10"},
@@ -74,7 +74,7 @@ constexpr Range kRanges[] = {
     {"", "bins", "0 or more"},
     {"", "top", "1 to 4096"},
     {"", "matrix", "1 to 1024"},
-    {"", "layers", "0 or more"},
+    {"", "layers", "0 to 2^31 - 1"},
     {"serve", "port", "0 to 65535"},
     {"serve", "queue", "0 to 1000000"},
     {"serve", "drain", "0 to 86400"},
@@ -118,7 +118,11 @@ std::string number_complaint(const CLI::App& command, const CLI::Option* option,
       std::from_chars(text.data(), text.data() + text.size() - 1, thousands).ptr == text.data() + text.size() - 1 &&
       thousands > 0)
     meant = fmt::format("; give {} or {}", thousands * 1000, thousands * 1024);
-  return fmt::format("'{}' {}{}{}", printable(text, 40), problem, range_of(command, option), meant);
+  std::string range = range_of(command, option);
+  constexpr std::string_view kOpenEnd = " or more";
+  if (const std::size_t end = range.rfind(kOpenEnd); is_whole && end != std::string::npos)
+    range.replace(end, kOpenEnd.size(), " to 2^63 - 1");
+  return fmt::format("'{}' {}{}{}", printable(text, 40), problem, range, meant);
 }
 
 void check_values(CLI::App& program) {

@@ -42,10 +42,6 @@ struct TopSet {
   std::size_t seen = 0;
 };
 
-double overlap(const TopSet& a, const TopSet& b) {
-  return overlap_coefficient(a.ids, b.ids);
-}
-
 struct Shape {
   int heads = 1;
   int kv_heads = 1;
@@ -152,14 +148,15 @@ class LayerStudy {
     if (row.query() == shape_.reference) reference_ = sets;
     if (row.query() > shape_.reference)
       for (std::size_t kv = 0; kv < sets.size(); ++kv)
-        if (!sets[kv].ids.empty() && !reference_[kv].ids.empty()) drift_[bin].add(overlap(sets[kv], reference_[kv]));
+        if (!sets[kv].ids.empty() && !reference_[kv].ids.empty())
+          drift_[bin].add(overlap_coefficient(sets[kv].ids, reference_[kv].ids));
   }
 
   void compare_with(TokenIndex earlier, const std::vector<TopSet>& sets, std::size_t lag) {
     const std::vector<TopSet>& others = ring_[static_cast<std::size_t>(earlier) % kRing];
     for (std::size_t kv = 0; kv < sets.size(); ++kv) {
       if (sets[kv].ids.empty() || others[kv].ids.empty()) continue;
-      locality_[lag].add(overlap(sets[kv], others[kv]));
+      locality_[lag].add(overlap_coefficient(sets[kv].ids, others[kv].ids));
       by_chance_[lag].add(static_cast<double>(shape_.top) /
                           static_cast<double>(std::max(sets[kv].seen, others[kv].seen)));
     }
@@ -168,7 +165,8 @@ class LayerStudy {
   static void compare_heads(const std::vector<TopSet>& sets, std::vector<Mean>& means) {
     for (std::size_t a = 0; a < sets.size(); ++a)
       for (std::size_t b = 0; b < sets.size(); ++b)
-        if (!sets[a].ids.empty() && !sets[b].ids.empty()) means[a * sets.size() + b].add(overlap(sets[a], sets[b]));
+        if (!sets[a].ids.empty() && !sets[b].ids.empty())
+          means[a * sets.size() + b].add(overlap_coefficient(sets[a].ids, sets[b].ids));
   }
 
   // Sums the queries of one row of cells, and writes the row when it is complete; queries come in order.

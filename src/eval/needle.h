@@ -101,9 +101,5 @@ struct NeedleResult {
 Result<NeedleResult> evaluate_needle(const std::shared_ptr<LoadedModel>& model, const KvCacheShape& shape,
                                      const NeedlePrompts& prompts, const std::string& policy, int chunk,
                                      const Progress& progress);
-inline Result<NeedleResult> evaluate_needle(const std::shared_ptr<LoadedModel>& model, const NeedlePrompts& prompts,
-                                            const std::string& policy, int chunk, const Progress& progress) {
-  return evaluate_needle(model, model->kv_shape, prompts, policy, chunk, progress);
-}
 
 }  // namespace kvasir

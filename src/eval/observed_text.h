@@ -62,9 +62,7 @@ class RowObserver {
   virtual ReadsKv* kv() { return nullptr; }
   // Queries of rows from token `first` on (AttentionObserver::observe_queries).
   virtual bool wants_queries() const { return false; }
-  virtual void observe_queries(TokenIndex first, const ObservedQueries& queries) {
-    static_cast<void>(first), static_cast<void>(queries);
-  }
+  virtual void observe_queries(TokenIndex /*first*/, const ObservedQueries& /*queries*/) {}
 };
 
 // Checks whether a text of `tokens` tokens can be read with these options. Errors: kInvalidArgument.

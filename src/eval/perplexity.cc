@@ -20,7 +20,7 @@ std::int64_t first_row(const PerplexityOptions& options) {
   const std::int64_t first = options.window == 0     ? options.first_scored
                              : options.whole_windows ? 0
                                                      : options.window / 2;
-  // The prompt's last row precedes anything the policy drops.
+  // The prompt's last row comes before the policy drops anything.
   return std::max(first, options.prefill);
 }
 

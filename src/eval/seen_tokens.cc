@@ -31,7 +31,7 @@ SeenTokens::SeenTokens(const SequenceRunner* runner, const LoadedModel& model) :
                : scope == PolicyScope::kLayer  ? 1
                                                : model.config.governed().kv_heads;
   heads_ = model.config.governed().heads / std::max(1, per_layer_);
-  if (policy.hides_ranges() != nullptr) shadow_ = policy.clone();
+  if (policy.as<HidesRanges>() != nullptr) shadow_ = policy.clone();
   ids_.resize(shadow_ != nullptr ? 1 : static_cast<std::size_t>(runner->sequence().governed_tables()));
   held_.resize(ids_.size());
   next_pass();

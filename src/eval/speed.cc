@@ -92,13 +92,8 @@ Result<std::vector<Measurement>> make_measurements(const SpeedOptions& options) 
       options.depths.size() * ((options.prefill > 0 ? 1 : 0) + (options.decode > 0 ? options.batches.size() : 0));
   for (const std::string& spec : options.policies) {
     const auto add = [&](const char* name, std::int64_t depth, std::int64_t tokens, int batch = 1) -> Status {
-      Measurement m;
-      m.first = measurements.size() % tests;
-      m.figure.policy = spec;
-      m.figure.name = name;
-      m.figure.depth = depth;
-      m.figure.tokens = tokens;
-      m.figure.batch = batch;
+      Measurement m{.figure = {.policy = spec, .name = name, .depth = depth, .batch = batch, .tokens = tokens},
+                    .first = measurements.size() % tests};
       KVASIR_ASSIGN_OR_RETURN(m.policy, make_policy(spec));
       measurements.push_back(std::move(m));
       return {};
@@ -144,7 +139,7 @@ std::uint64_t fork_bytes(const LoadedModel& model, const Measurement& m) {
   // Under any other it owns its tables, its chunk bounds, its copy of the open page, and the pages it adds.
   const std::uint64_t base = planned_base_bytes(model, m);
   const std::uint64_t added = whole.bytes > base ? whole.bytes - base : 0;
-  const std::uint64_t bounds = m.policy->ranks_segments() != nullptr ? whole.policy_bytes : 0;
+  const std::uint64_t bounds = m.policy->as<RanksSegments>() != nullptr ? whole.policy_bytes : 0;
   return batch * (added + bounds +
                   KvCache::cost(model.kv_shape, {}, (depth + 2 * m.figure.tokens) / model.kv_shape.page.slots + 4));
 }

@@ -81,9 +81,8 @@ Status check_holds_a_column(const KvCacheShape& shape, std::uint64_t budget_byte
   const std::uint64_t least = KvCache::cost(shape, {}, 1);
   if (budget_bytes >= least) return {};
   return exhausted(
-             "a KV memory of {} bytes holds not even one{} page of each of the model's {} lanes ({} bytes); give it "
-             "more",
-             budget_bytes, form, shape.all_lanes(), least)
+             "a KV memory of {} bytes is less than one{} page for each KV head of each layer ({} bytes); give it more",
+             budget_bytes, form, least)
       .about({"kv_memory"});
 }
 

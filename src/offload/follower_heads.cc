@@ -16,7 +16,7 @@ Status not_written(const Status& why) {
 }  // namespace
 
 Status check_offload(const RetentionPolicy& policy, const PageFormat& page, const ColdTier* tier) {
-  if (policy.follows_heads() == nullptr) return {};
+  if (policy.as<FollowsHeads>() == nullptr) return {};
   if (page.encoded())
     return invalid_argument(
                "policy '{}' offloads keys and values as the cache has them in 16 or 32 bits, not as {}; choose f16, "
@@ -32,7 +32,7 @@ Status check_offload(const RetentionPolicy& policy, const PageFormat& page, cons
 
 Result<std::unique_ptr<FollowerHeads>> FollowerHeads::create(const RetentionPolicy& policy, KvCache* cache,
                                                              const KvCacheShape& shape, ColdTier* tier) {
-  if (policy.follows_heads() == nullptr) return std::unique_ptr<FollowerHeads>();
+  if (policy.as<FollowsHeads>() == nullptr) return std::unique_ptr<FollowerHeads>();
   KVASIR_RETURN_IF_ERROR(check_offload(policy, shape.page, tier));
   std::unique_ptr<FollowerHeads> heads(new FollowerHeads(policy, cache, shape, tier));
   if (heads->plan_.followers <= 0) return std::unique_ptr<FollowerHeads>();
@@ -40,9 +40,9 @@ Result<std::unique_ptr<FollowerHeads>> FollowerHeads::create(const RetentionPoli
 }
 
 FollowerHeads::FollowerHeads(const RetentionPolicy& policy, KvCache* cache, const KvCacheShape& shape, ColdTier* tier)
-    : heads_(*policy.follows_heads()),
-      unread_(*policy.leaves_unread()),
-      masses_(*policy.observes_masses()),
+    : heads_(*policy.as<FollowsHeads>()),
+      unread_(*policy.as<LeavesUnread>()),
+      masses_(*policy.as<ObservesMasses>()),
       cache_(cache),
       tier_(tier),
       page_class_(cache->classes(shape.codec()).sealed),
@@ -92,9 +92,9 @@ void FollowerHeads::make_refs() {
 }
 
 FollowerHeads::FollowerHeads(const RetentionPolicy& policy, const FollowerHeads& other)
-    : heads_(*policy.follows_heads()),
-      unread_(*policy.leaves_unread()),
-      masses_(*policy.observes_masses()),
+    : heads_(*policy.as<FollowsHeads>()),
+      unread_(*policy.as<LeavesUnread>()),
+      masses_(*policy.as<ObservesMasses>()),
       cache_(other.cache_),
       tier_(other.tier_),
       page_class_(other.page_class_),

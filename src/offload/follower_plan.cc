@@ -34,7 +34,7 @@ int FollowerPlan::part_tokens(int of_cluster) const {
 FollowerMemory plan_followers(const KvCacheShape& shape, const RetentionPolicy& policy, std::int64_t tokens,
                               std::int64_t prompt, int chunk) {
   // Other prompts may follow, so bounds are those of a text that is all prompt.
-  const FollowsHeads::Bounds bounds = policy.follows_heads()->bounds(shape.kv_heads, tokens);
+  const FollowsHeads::Bounds bounds = policy.as<FollowsHeads>()->bounds(shape.kv_heads, tokens);
   const FollowerPlan plan(shape, bounds.leaders);
   FollowerMemory memory;
   memory.tables = plan.layers * plan.followers;

@@ -44,12 +44,12 @@ std::uint64_t least_kv_bytes(const KvCacheShape& shape, std::int64_t tokens) {
 
 std::uint64_t least_kv_bytes(const KvCacheShape& shape, const RetentionPolicy& policy, std::int64_t tokens) {
   KvCacheShape held = shape;
-  if (const FollowsHeads* heads = policy.follows_heads()) held.kv_heads = heads->bounds(shape.kv_heads, 1).leaders;
+  if (const FollowsHeads* heads = policy.as<FollowsHeads>()) held.kv_heads = heads->bounds(shape.kv_heads, 1).leaders;
   return least_kv_bytes(held, tokens);
 }
 
 bool keeps_all(const RetentionPolicy& policy, const KvCacheShape& shape) {
-  return policy.follows_heads() == nullptr && !policy.bound() && !policy.traits().compacts && shape.window == 0 &&
+  return policy.as<FollowsHeads>() == nullptr && !policy.bound() && !policy.traits().compacts && shape.window == 0 &&
          shape.windows.empty();
 }
 
@@ -102,7 +102,7 @@ std::uint64_t most_batch_bytes(const KvCacheShape& shape, const RetentionPolicy&
   const auto slots = static_cast<std::uint64_t>(shape.page.slots);
   const bool window = shape.window > 0;
   const bool hides = !traits.compacts && policy.bound() && most_rows > 1;
-  const bool selects = policy.leaves_unread() != nullptr;
+  const bool selects = policy.as<LeavesUnread>() != nullptr;
   const auto frames = static_cast<std::uint64_t>(most_frames(shape, policy));
   std::uint64_t masks = 0, queries = 0;
   const auto count = [&](std::uint64_t rows, std::uint64_t of_frames) {
@@ -146,8 +146,8 @@ KvMemory plan_group(const KvCacheShape& shape, const RetentionPolicy& policy, co
   };
   // With encoded pages, a table that was run gives both the most and the least. The table may be longer at the end than
   // when its pages take most.
-  memory.exact = !policy.traits().compacts && !policy.traits().demotion && policy.observes_masses() == nullptr &&
-                 policy.reads_kv() == nullptr && policy.sums_queries() == nullptr &&
+  memory.exact = !policy.traits().compacts && !policy.traits().demotion && policy.as<ObservesMasses>() == nullptr &&
+                 policy.as<ReadsKv>() == nullptr && policy.as<SumsQueries>() == nullptr &&
                  !(shape.page.encoded() && shape.window > 0 && !policy.bound()) &&
                  (!shape.page.encoded() || (peak.least == bytes_of_pages(shape, peak.sealed, peak.open) &&
                                             arrays_of(peak.columns_then) == arrays_of(peak.columns)));
@@ -156,7 +156,7 @@ KvMemory plan_group(const KvCacheShape& shape, const RetentionPolicy& policy, co
   const std::int64_t planned = std::min(request.tokens, kMostPlannedTokens);
   std::uint64_t away = 0;       // columns of a follower's table that are never in memory together with its others
   std::uint64_t following = 0;  // followers' tables
-  if (policy.follows_heads() != nullptr && peak.columns > 0) {
+  if (policy.as<FollowsHeads>() != nullptr && peak.columns > 0) {
     const FollowerMemory followers =
         plan_followers(shape, policy, planned, std::min(request.prompt, planned), request.chunk);
     following = static_cast<std::uint64_t>(followers.tables);
@@ -265,7 +265,7 @@ Backend::WorkspaceRequest plan_workspace(const KvCacheShape& shape, const Retent
   if (shape.page.encoded()) governed.staged_page_bytes = shape.page.open().bytes();
   governed.reductions = static_cast<int>(reductions_of(policy).size());
   governed.recalls = traits.demotion.has_value();
-  governed.selected_rows = policy.ranks_segments() != nullptr ? 1 : 0;
+  governed.selected_rows = policy.as<RanksSegments>() != nullptr ? 1 : 0;
   governed.observed_rows = governed.reductions > 0 ? work.rows : 0;
   for (std::size_t w = 0; w < shape.windows.size(); ++w) {
     Backend::WorkspaceRequest::Tables window;

@@ -5,7 +5,7 @@
 namespace kvasir {
 namespace {
 
-// Blocks that are remembered after they went.
+// The most blocks that are remembered.
 constexpr std::size_t kMostGone = 16384;
 
 }  // namespace

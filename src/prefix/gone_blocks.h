@@ -1,4 +1,4 @@
-// Which blocks of texts the prefix cache has lost, and why. It knows the newest of them.
+// Remembers which blocks of texts the prefix cache has lost lately, and why.
 // Thread-safety: none; as the prefix cache.
 #pragma once
 
@@ -9,25 +9,25 @@
 
 namespace kvasir {
 
-// Why no more of a text was found.
+// Why no longer beginning of a text was found.
 enum class PrefixMiss {
-  kNone,     // all was found that could be
+  kNone,     // everything usable was found
   kShort,    // the text is shorter than a block
-  kUnknown,  // no text was seen that goes on like this
-  kEvicted,  // it was, but had to go since
-  kExpired,  // it was, but its time to live has passed
-  kPolicy,   // it was, but this policy cannot continue from there
-  kNoRoom,   // it was, but there was no memory for the page tables of one more sequence
-  kCodec,    // it was, but stored in another codec
+  kUnknown,  // no text with a longer common beginning was seen
+  kEvicted,  // one was, but has been evicted
+  kExpired,  // one was, but its time to live has passed
+  kPolicy,   // one is held, but this policy cannot continue it
+  kNoRoom,   // one is held, but there was no memory for the page tables of one more sequence
+  kCodec,    // one is held, but in another codec
 };
 std::string_view prefix_miss_name(PrefixMiss miss);
 
 class GoneBlocks {
  public:
-  // `hash`: of the block and the text before it, which went or lost something.
+  // Notes that a block was removed or lost its content. `hash`: of the block and the text before it.
   void remember(std::uint64_t hash, PrefixMiss why);
   void forget(std::uint64_t hash);
-  PrefixMiss reason(std::uint64_t hash) const;  // that is remembered, or kNone
+  PrefixMiss reason(std::uint64_t hash) const;  // kNone: not remembered
   void check_invariants() const;
 
  private:

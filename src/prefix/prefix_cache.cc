@@ -34,7 +34,7 @@ PrefixMatch PrefixCache::find(const PrefixQuery& query) const {
   const Node* node = nullptr;
   std::int64_t exact = 0;  // blocks
   std::int64_t known = 0;  // tokens of this text that were found in any form
-  // The last place on the way that has lost something, and why; then why the text is not known any further.
+  // The last place of the text at which the cache has lost something, and why; and why the search ended.
   std::int64_t lost_at = 0;
   PrefixMiss lost = PrefixMiss::kNone;
   PrefixMiss end = PrefixMiss::kNone;
@@ -77,7 +77,7 @@ PrefixMatch PrefixCache::find(const PrefixQuery& query) const {
     }
   }
   std::int64_t usable = std::min(exact * slots, query.most_exact / slots * slots);
-  // Both a multiple of the pages' slots and of the policy's own.
+  // A multiple of both the pages' slots and query.exact_multiple.
   while (usable > 0 && usable % query.exact_multiple != 0) usable -= slots;
   if (usable >= match.tokens) {
     match.tokens = usable;

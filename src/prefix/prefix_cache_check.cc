@@ -1,4 +1,4 @@
-// Who looks into a prefix cache: the listener, and the checks of its structures.
+// The listener of a prefix cache, and the checks of its structures.
 #include <algorithm>
 #include <utility>
 

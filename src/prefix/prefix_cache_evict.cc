@@ -1,4 +1,4 @@
-// What leaves a prefix cache, in which order, and why.
+// Eviction from a prefix cache: what leaves, in which order, and why.
 #include <algorithm>
 #include <functional>
 #include <utility>
@@ -53,8 +53,8 @@ bool PrefixCache::evict_one() {
       evict(Item(*found), PrefixMiss::kEvicted);
       return true;
     }
-  // A sequence that dropped its first tokens may share a block behind pages that only the cache holds: these go once
-  // that block has gone.
+  // A sequence that dropped its first tokens may share a block behind blocks whose pages only the cache holds. These
+  // can be evicted once that block has been.
   if (shares.empty() || cache_->pool().cached().only_pages == 0) return false;
   evict(Item(*shares.front()->order.begin()), PrefixMiss::kEvicted);
   return true;
@@ -71,7 +71,7 @@ std::uint64_t PrefixCache::bytes_of(int tenant) const {
 }
 
 void PrefixCache::evict_chain(const Item& item, PrefixMiss why, const std::function<bool(const Node&)>& goes) {
-  // A block before one with pages has pages, so that it stays in the tree.
+  // Evicting keeps `parent` in the tree: blocks before one with pages have pages too.
   Node* parent = item.is_block() ? item.node->parent : nullptr;
   evict(item, why);
   while (parent != nullptr && parent->in_order() && goes(*parent)) {
@@ -94,7 +94,7 @@ void PrefixCache::discard(const PrefixSpace& space, std::span<const TokenId> tok
 }
 
 void PrefixCache::expire(double now) {
-  // A block goes when those behind it are gone, which its own time does not outlive.
+  // Blocks before an evicted one are evicted too if their own time to live has passed.
   const auto goes = [now](const Node& block) { return block.life.until <= now; };
   for (const Item& item : order_.ended(now)) {
     if (Life& life = item.life(); life.until > now) {
@@ -110,7 +110,7 @@ void PrefixCache::expire(double now) {
 void PrefixCache::keep_within_bound() {
   while (bytes() > most_bytes_) {
     if (evict_one()) continue;
-    // What is shared with sequences counts too, so that the bound holds when they have gone.
+    // Pages shared with sequences count too, so that the bound still holds when these sequences have ended.
     const std::vector<PrefixOrder::Share*> shares = order_.largest_first();
     if (shares.empty()) return;
     evict(Item(*shares.front()->order.begin()), PrefixMiss::kEvicted);

@@ -69,11 +69,10 @@ std::vector<PrefixOrder::Item> PrefixOrder::ended(double now) {
   first_end_ = std::numeric_limits<double>::infinity();
   for (const auto& [tenant, share] : shares_)
     for (const Item& item : share.order) {
-      if (const double ends_at = ends(item.life()); ends_at <= now) {
+      if (const double ends_at = ends(item.life()); ends_at <= now)
         ended.push_back(item);
-      } else {
+      else
         first_end_ = std::min(first_end_, ends_at);
-      }
     }
   return ended;
 }

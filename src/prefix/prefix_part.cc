@@ -14,7 +14,7 @@ namespace {
 constexpr char kMagic[8] = {'K', 'V', 'A', 'S', 'I', 'R', 'P', '1'};
 constexpr std::size_t kHashBytes = 16;
 
-// Of a part, at most: what a server in the network takes as one value without trouble.
+// The most bytes of a part: a value of this size is no trouble for a server in the network.
 constexpr std::size_t kMostPageBytes = std::size_t{8} << 20;
 constexpr std::int64_t kMostTokens = 256;
 

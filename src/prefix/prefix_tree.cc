@@ -13,7 +13,7 @@ namespace {
 constexpr std::uint64_t kLinkBytes = 48;
 
 std::uint64_t hash_tokens(std::span<const TokenId> tokens, std::uint64_t seed) {
-  // 0 stands for no parent.
+  // 0: no parent.
   return std::max<std::uint64_t>(hash64(std::as_bytes(tokens), seed), 1);
 }
 
@@ -102,7 +102,7 @@ PrefixTree::Node* PrefixTree::child_of(const Root& root, const Node* parent, std
 PrefixTree::Node* PrefixTree::child_or_new(Root& root, Node* parent, std::span<const TokenId> tokens) {
   std::uint64_t hash = 0;
   if (Node* child = child_of(root, parent, tokens, &hash); child != nullptr) return child;
-  if (nodes_.contains(hash)) return nullptr;  // another text has it
+  if (nodes_.contains(hash)) return nullptr;  // another text has this hash
   if (!try_charge(node_bytes())) return nullptr;
   auto node = std::make_unique<Node>();
   node->root = &root;

@@ -1,7 +1,7 @@
-// The tree of a prefix cache: texts in blocks of tokens, with what the cache holds of each block.
+// The tree of a prefix cache: texts in blocks of tokens, with what the cache holds for each block.
 //
-// A node is found by the hash of its block and the text before it. A hash alone is no proof: the tokens, the text
-// before them and its space are compared. Nodes and the other structures of the cache are charged to its budget.
+// A node is found by the hash of its block and the text before it; its tokens, parent and space are then compared.
+// Nodes and the other structures of the cache are charged to its budget.
 //
 // Thread-safety: none; as the prefix cache.
 #pragma once
@@ -22,25 +22,25 @@ namespace kvasir {
 
 using TokenId = std::int32_t;  // as in text/vocabulary.h
 
-// A sequence at some place in a text, for those that know what to do with it. Its references to pages are marked as a
+// The state of a sequence after some tokens of a text, opaque to the cache. Its references to pages are marked as a
 // cache's (PagePool::mark_cached).
 class PrefixSnapshot {
  public:
   virtual ~PrefixSnapshot() = default;
   // Bytes charged for it beside its pages: its tables and its state. They do not change.
   virtual std::uint64_t own_bytes() const = 0;
-  // These, and all pages that it refers to.
+  // Those bytes, and all pages that it refers to.
   virtual std::uint64_t bytes_with_pages() const { return own_bytes(); }
 };
 
-// Texts of different spaces never meet.
+// Texts of different spaces share nothing.
 struct PrefixSpace {
   PrefixSpace(std::string_view of_salt = {}, std::string_view of_codec = {}) : salt(of_salt), codec(of_codec) {}
   PrefixSpace(const std::string& of_salt) : salt(of_salt) {}
   PrefixSpace(const char* of_salt) : salt(of_salt) {}
 
   std::string_view salt;
-  std::string_view codec;  // of the pages; any name that stands for one, without a NUL. Empty: the cache's own
+  std::string_view codec;  // of the pages: any name that identifies one, without a NUL. Empty: the cache's own
 };
 
 class PrefixTree {
@@ -55,7 +55,7 @@ class PrefixTree {
   };
   struct Life {
     bool pinned = false;
-    int tenant = 0;  // if it is pinned: whose pin it is, until when, and bytes
+    int tenant = 0;  // of the pin, as the next two
     double pinned_until = 0;
     std::uint64_t pinned_bytes = 0;
     double until = 0;
@@ -71,7 +71,7 @@ class PrefixTree {
     std::uint64_t bytes = 0;  // with all pages that it refers to
   };
   struct Node {
-    // Whether its pages can be evicted: no block behind it has any.
+    // Whether its pages can be evicted: it has some, and no block behind it has any.
     bool in_order() const { return !pages.empty() && paged_children == 0; }
 
     Root* root = nullptr;
@@ -96,7 +96,7 @@ class PrefixTree {
 
     bool pinned = false;
     std::uint64_t used = 0;
-    std::uint64_t number = 0;  // distinct
+    std::uint64_t number = 0;  // Life::number, distinct
     Node* node = nullptr;
   };
 
@@ -112,7 +112,8 @@ class PrefixTree {
   std::span<const TokenId> block(std::span<const TokenId> tokens, std::int64_t number) const;
   static std::uint64_t root_hash(const PrefixSpace& space);
   const Root* root_of(const PrefixSpace& space) const;
-  // Returns the node of a block behind `parent` (null: the first), or null. Sets *hash to that of such a node.
+  // Returns the node of a block behind `parent` (null: the text's first block), or null. Sets *hash to the node's hash
+  // in either case.
   Node* child_of(const Root& root, const Node* parent, std::span<const TokenId> tokens, std::uint64_t* hash) const;
   // Visits the nodes of a text's blocks, from the first on, until one is missing or `visit` returns false.
   template <class Visit>
@@ -128,10 +129,10 @@ class PrefixTree {
 
   Root& make_root(const PrefixSpace& space, int tenant);
   void remove_if_empty(const PrefixSpace& space);
-  // Returns that of child_of, or a new one. Null where there is no room, or another text has the same hash.
+  // Returns the node of child_of, or a new one. Null if there is no room, or another text has the same hash.
   Node* child_or_new(Root& root, Node* parent, std::span<const TokenId> tokens);
-  // Removes nodes that hold nothing, from this one towards the root, and remembers why; kNone: they never held
-  // anything.
+  // Removes nodes that hold nothing, from this one towards the root, and remembers why they do not; kNone: they never
+  // held anything.
   void remove_if_bare(Node* node, PrefixMiss why);
   std::uint64_t next_number() { return ++numbers_; }  // of a Life
 

@@ -6,7 +6,7 @@
 namespace kvasir {
 
 std::shared_ptr<BlobBuffer> BlobBuffers::take(std::size_t bytes, std::uint64_t most) {
-  // One that both stores write is free when both have.
+  // A buffer that two stores write is idle once both have written it.
   const auto is_free = [](const auto& each) { return each.use_count() == 1; };
   const auto found =
       std::ranges::find_if(idle_, [&](const auto& each) { return is_free(each) && each->size() == bytes; });

@@ -1,4 +1,4 @@
-// The buffers between stores outside memory and pages, which are used again.
+// Reusable buffers between stores outside memory and pages.
 // Thread-safety: one caller at a time; others may hold buffers.
 #pragma once
 
@@ -13,12 +13,12 @@ namespace kvasir {
 
 class BlobBuffers {
  public:
-  // Returns one of so many bytes. Idle ones are given up for a new one where all together would have more than `most`
-  // bytes; those in use are their users' to bound.
+  // Returns a buffer of `bytes` bytes. Frees idle ones if all together would have more than `most` bytes; callers bound
+  // those in use.
   std::shared_ptr<BlobBuffer> take(std::size_t bytes, std::uint64_t most);
   // Keeps a buffer for later: it is idle once nobody else holds it.
   void keep(std::shared_ptr<BlobBuffer> buffer);
-  // Of all buffers, idle ones included.
+  // Returns the bytes of all buffers, idle ones included.
   std::uint64_t bytes() const;
 
  private:

@@ -27,7 +27,7 @@ class SequenceSnapshot final : public PrefixSnapshot {
   std::unique_ptr<Sequence> sequence_;
 };
 
-// Places of a text at which a stored snapshot is looked for.
+// The most places of a text at which a stored snapshot is looked for.
 constexpr std::int64_t kMostPlaces = 64;
 
 double now() {
@@ -42,7 +42,7 @@ PrefixKeep keep_of(const PrefixUse& use) {
   return keep;
 }
 
-// Whether the cuts between chunks show in what the policy keeps, or in the bits of keys.
+// Whether chunk boundaries change what the policy keeps, or the bits of keys.
 bool chunk_matters(const RetentionPolicy& policy) {
   return policy.by_token() || policy.traits().realign == Realign::kRotate;
 }
@@ -52,8 +52,8 @@ std::string lineage_of(const PrefixText& text) {
   return fmt::format("{} chunk={}", text.policy->traits().spec, prompt_chunk(*text.policy, text.chunk));
 }
 
-// Whether the sequence still has the keys and values of all its tokens, as any policy would have them. Where the newest
-// tokens stay in 16 bits, the encoded pages are not what a text that ends with them reads: then snapshots alone serve.
+// Whether the sequence still has the keys and values of all its tokens, as under any policy. If a codec leaves the
+// newest tokens in 16 bits, a text that ends with them does not read their encoded pages: then only snapshots serve.
 bool is_exact(const Sequence& sequence) {
   return !sequence.counters().first_dropped && all_read(sequence.policy()) && sequence.truncatable_from() == 0 &&
          sequence.shape().recent == 0;
@@ -77,7 +77,7 @@ std::string_view PrefixStore::codec_name_of(const KvCodec& codec) const {
   return found->second;
 }
 
-// Whether pages or snapshots of another codec hold more than so many tokens of a text.
+// Whether pages or snapshots of another codec hold more than `tokens` tokens of a text.
 bool PrefixStore::holds_in_other_codec(const PrefixQuery& query, std::int64_t tokens) const {
   return std::ranges::any_of(codecs_, [&](const auto& other) {
     PrefixQuery in_other = query;
@@ -91,7 +91,7 @@ bool PrefixStore::holds_in_other_codec(const PrefixQuery& query, std::int64_t to
 PrefixQuery PrefixStore::query_of(const PrefixUse& use, const PrefixText& text, const std::string& lineage) const {
   const RetentionPolicy& policy = *text.policy;
   const bool by_range = !policy.by_token();
-  // What was generated under a policy that looks at attention, or reads by choice, is run again token by token.
+  // Under other policies generated tokens must be run again token by token.
   const std::int64_t known = by_range ? std::ssize(text.tokens) : text.prompt;
   PrefixQuery query;
   query.salt = use.salt;
@@ -102,7 +102,7 @@ PrefixQuery PrefixStore::query_of(const PrefixUse& use, const PrefixText& text, 
   if (by_range) query.most_exact = std::min(policy.exact_prefix(known), known - 1);
   if (codec_of(use).recent > 0 || !kv_->shape().states.empty()) query.most_exact = 0;
   if (chunk_matters(policy)) query.exact_multiple = prompt_chunk(policy, text.chunk);
-  // A snapshot of a longer prompt must not lie where this one's end is felt already.
+  // A snapshot of a longer prompt must not lie where the state depends on this prompt's end.
   query.most_snapshot =
       by_range && !chunk_matters(policy) ? known - 1 : std::min(text.prompt - 1, shared_prefix(policy, text.prompt));
   query.now = now();
@@ -126,7 +126,7 @@ std::int64_t PrefixStore::will_find(const PrefixUse& use, const PrefixText& text
   if (use.bypass || other_use.bypass || use.salt != other_use.salt || codec_of(use) != codec_of(other_use)) return 0;
   const PrefixQuery query = query_of(use, text, {});
   common = std::min({common, query.most_exact, other.policy->exact_prefix(other.prompt)});
-  // Pages are left at ends of chunks at which no window has given any back.
+  // Pages are left only at chunk ends at which no window has given any back.
   const std::int64_t chunk = prompt_chunk(*other.policy, other.chunk);
   for (const WindowGroup& group : kv_->shape().windows)
     common = std::min(common, (group.window + kv_->shape().page.slots - 2) / chunk * chunk);
@@ -152,7 +152,7 @@ PrefixStore::Start PrefixStore::start(const PrefixUse& use, const PrefixText& te
     start.sequence = std::move(*copy);
     move_prompt_end(start.sequence->mutable_policy(), text.prompt);
   } else {
-    // What makes room for the tables may evict these blocks, but does not free their pages.
+    // Making room for the tables may evict these blocks, but does not free their pages.
     PageRefs held(&kv_->pool());
     held.add(cache_.pages(query, match.tokens));
     start.sequence = adopt(text, codec_of(use), held.ids(), match.tokens);
@@ -164,7 +164,7 @@ PrefixStore::Start PrefixStore::start(const PrefixUse& use, const PrefixText& te
   return start;
 }
 
-// Returns a sequence as a cold run would have left it: null where there is no room for its tables.
+// Returns a sequence in the state that a cold run would have left; null if there is no room for its tables.
 std::unique_ptr<Sequence> PrefixStore::adopt(const PrefixText& text, const KvCodec& codec,
                                              std::span<const PageId> pages, std::int64_t tokens) const {
   auto sequence = std::make_unique<Sequence>(model_, kv_, text.policy->clone(), codec);
@@ -199,7 +199,7 @@ bool PrefixStore::leave(const PrefixUse& use, const PrefixText& text, const Sequ
   const std::int64_t seen = sequence.tables().next_index();
   const auto tokens = text.tokens.first(static_cast<std::size_t>(seen));
   const bool exact = is_exact(sequence) && policy.exact_prefix(text.prompt) > 0;
-  // A policy that can continue no pages does not leave any: they would cost it copies when it prunes.
+  // A policy that cannot continue pages does not leave any either: pruning would have to copy shared pages.
   if (exact) cache_.add_pages(space_of(use), tokens, sequence.tables(), keep_of(use));
   if (exact && policy.exact_prefix(text.prompt) >= seen) return false;
   // A snapshot would hold what was demoted or offloaded, too.
@@ -261,7 +261,7 @@ void PrefixStore::leave_last(const PrefixUse& use, const PrefixText& text, std::
   const auto tokens = text.tokens.first(static_cast<std::size_t>(sequence->tables().next_index()));
   if (is_exact(*sequence)) {
     if (policy.exact_prefix(text.prompt) > 0) cache_.add_pages(space_of(use), tokens, sequence->tables(), keep_of(use));
-  } else if (!chunk_matters(policy) && policy.leaves_unread() == nullptr) {
+  } else if (!chunk_matters(policy) && policy.as<LeavesUnread>() == nullptr) {
     const std::string lineage = lineage_of(text);
     cache_.add_snapshot(space_of(use), lineage, tokens, std::make_unique<SequenceSnapshot>(std::move(sequence)),
                         keep_of(use));

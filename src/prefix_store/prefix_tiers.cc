@@ -11,16 +11,16 @@
 namespace kvasir {
 namespace {
 
-// Bytes that advance() copies into pages, about.
+// About how many bytes advance() copies into pages.
 constexpr std::uint64_t kBytesAtOnce = std::uint64_t{16} << 20;
 
-// Keys that a store is known to hold, at most; then all are forgotten.
+// The most keys that are remembered of a store; then all are forgotten.
 constexpr std::size_t kMostKnown = 65536;
 
-// A request waits for the answer whether a store has its tokens no longer than this.
+// The longest that a request waits to learn whether a store has its tokens.
 constexpr double kAskSeconds = 0.1;
 
-// And for the tokens themselves, in times of what computing them takes.
+// The longest that it waits for the tokens themselves, as a multiple of the time that computing them takes.
 constexpr double kPatience = 1.0;
 
 }  // namespace
@@ -72,7 +72,7 @@ void PrefixTiers::note_size(PrefixFetch::Part& part, std::uint64_t bytes, std::s
   part.tier = tier;
 }
 
-// Number of the store that answers later; that of stores where none does.
+// Returns the number of the store that answers later; the number of stores if none does.
 std::size_t PrefixTiers::far() const {
   std::size_t far = tiers_.size();
   for (std::size_t t = 0; t < tiers_.size(); ++t)
@@ -80,7 +80,7 @@ std::size_t PrefixTiers::far() const {
   return far;
 }
 
-// Adds the parts behind those that the cache holds, as far as they may be there.
+// Adds the parts behind those that the cache holds, as far as stores may have them.
 void PrefixTiers::add_parts(PrefixFetch& fetch, const PrefixSpace& space, std::span<const TokenId> text,
                             std::int64_t most) const {
   const Form* form = form_of(space);
@@ -94,7 +94,7 @@ void PrefixTiers::add_parts(PrefixFetch& fetch, const PrefixSpace& space, std::s
     PrefixFetch::Part part{.key = part_key(shape, space.salt, text, number),
                            .end = (number + 1) * shape.tokens(),
                            .bytes = shape.bytes(number)};
-    find_near(part);  // those that the cache holds were used, too
+    find_near(part);  // marks parts that the cache holds as used in the stores, too
     if (number < fetch.first_) continue;
     if (!part.there && far() == tiers_.size()) break;
     fetch.parts_.push_back(part);
@@ -108,7 +108,7 @@ std::vector<PrefixFetch::Part*> PrefixFetch::candidates() {
   return all;
 }
 
-// Returns a fetch under way that may bring the first part or a snapshot of those that are wanted; null: there is none.
+// Returns a fetch under way that may bring the first wanted part or a wanted snapshot; null: there is none.
 std::shared_ptr<PrefixFetch> PrefixTiers::bringing(const PrefixFetch& wanted) const {
   const auto wants = [&](const PrefixFetch::Part* other) {
     return (!wanted.parts_.empty() && other->key.text == wanted.parts_.front().key.text) ||
@@ -160,7 +160,7 @@ std::shared_ptr<PrefixFetch> PrefixTiers::fetch(const PrefixSpace& space, std::s
     choose(*fetch);
     if (fetch->done()) return nullptr;
   } else {
-    // What is not to be had in the time that computing takes need not be asked for.
+    // Does not ask for what cannot be read in the time that computing it takes.
     Tier& tier = *tiers_[far];
     if (tier.queue.latency() >= seconds_per_token * static_cast<double>(farthest - held)) {
       ++tier.counts.skipped;
@@ -182,7 +182,7 @@ void PrefixTiers::choose(PrefixFetch& fetch) {
   std::size_t parts = 0;
   double read = 0;
   std::vector<char> begun(tiers_.size(), 0);
-  double best = 0;  // seconds won
+  double best = 0;  // seconds saved
   Tier* slow = nullptr;
   const auto won = [&](const PrefixFetch::Part& part, double seconds) {
     const double more = fetch.seconds_per_token_ * static_cast<double>(part.end - fetch.tokens_) - seconds;
@@ -219,7 +219,7 @@ void PrefixTiers::end(PrefixFetch& fetch) {
   fetch.state_ = PrefixFetch::State::kDone;
 }
 
-// Asks for further parts, as far as there are buffers.
+// Requests further parts, as far as there are buffers.
 void PrefixTiers::ask(const std::shared_ptr<PrefixFetch>& fetch) {
   if (fetch->state_ != PrefixFetch::State::kReading) return;
   for (; fetch->next_ < fetch->parts_.size(); ++fetch->next_) {
@@ -231,7 +231,7 @@ void PrefixTiers::ask(const std::shared_ptr<PrefixFetch>& fetch) {
     ++fetch->under_way_;
     const std::uint64_t tag = next_tag_++;
     readings_.emplace(tag, Reading{fetch, fetch->next_, {}});
-    // The fetch lives in readings_ until the answer is taken.
+    // readings_ keeps the fetch alive until the answer is processed.
     const std::span<const TokenId> text = text_of(*fetch, part);
     BlobQueue::Check check;
     if (fetch->is_snapshot_) {
@@ -252,7 +252,7 @@ bool PrefixTiers::busy() const {
 
 void PrefixTiers::wait(std::chrono::milliseconds most) {
   if (!arrived_.empty() || tiers_.empty()) return;
-  // Of several stores only one can be waited for: a little for each.
+  // Only one store can be waited for at a time: waits a little for each in turn.
   const auto each = tiers_.size() == 1 ? most : std::min(most, std::chrono::milliseconds(1));
   for (std::size_t t = 0; t < tiers_.size(); ++t)
     for (BlobAnswer& answer : tiers_[t]->queue.answers(each)) arrived_.emplace_back(t, std::move(answer));
@@ -270,7 +270,7 @@ void PrefixTiers::advance() {
   arrived_.erase(arrived_.begin(), arrived_.begin() + static_cast<std::ptrdiff_t>(taken));
   const auto now = Clock::now();
   for (const std::shared_ptr<PrefixFetch>& fetch : fetches_) {
-    // Nobody waits for it any more, or computing is as fast.
+    // No request waits for it any more, or computing is as fast.
     if (!fetch->done() &&
         (fetch.use_count() == 1 + fetch->under_way_ + (fetch->state_ == PrefixFetch::State::kAsking) ||
          now >= fetch->until_)) {
@@ -325,7 +325,7 @@ void PrefixTiers::take_sizes(std::size_t tier, const BlobAnswer& answer, PrefixF
   for (std::size_t i = 0; i < asked.size() && answer.status.ok(); ++i) {
     PrefixFetch::Part& part = *asked[i];
     note_size(part, answer.sizes[i], tier);
-    // One of another size is written anew.
+    // A blob of another size is written anew.
     if (part.there) {
       tiers_[tier]->remember(part.key);
     } else {
@@ -358,7 +358,7 @@ void PrefixTiers::take_part(std::size_t tier, BlobAnswer& answer, PrefixFetch& f
   if (++fetch.added_ == fetch.parts_.size()) end(fetch);
 }
 
-// False: there is no room, or the cache has lost what comes before it.
+// Returns false if there is no room, or the cache has lost an earlier block.
 bool PrefixTiers::add_to_cache(PrefixFetch& fetch, std::size_t part, std::span<const std::byte> pages) {
   const PartShape& shape = fetch.shape_;
   const std::int64_t first = (fetch.first_ + static_cast<std::int64_t>(part)) * shape.blocks;
@@ -406,7 +406,7 @@ void PrefixTiers::leave_snapshot(const BlobKey& key, const std::function<std::pa
   write(to, key, buffer);
 }
 
-// The stores that can be written to and do not have it.
+// Returns the stores that can be written to and do not have the key.
 std::vector<PrefixTiers::Tier*> PrefixTiers::without(const BlobKey& key) const {
   std::vector<Tier*> lacking;
   for (const std::unique_ptr<Tier>& tier : tiers_)
@@ -414,7 +414,7 @@ std::vector<PrefixTiers::Tier*> PrefixTiers::without(const BlobKey& key) const {
   return lacking;
 }
 
-// Those of them that have buffers for so many bytes more.
+// Returns those of the stores that may use `bytes` more bytes of buffers.
 std::vector<PrefixTiers::Tier*> PrefixTiers::room_for(std::vector<Tier*> tiers, std::size_t bytes) {
   std::erase_if(tiers, [=](const Tier* tier) { return tier->writing > 0 && tier->writing + bytes > kBufferBytes; });
   return tiers;

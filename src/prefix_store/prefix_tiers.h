@@ -1,10 +1,10 @@
-// Prefixes outside memory: exact blocks of the prefix cache, in parts, and snapshots of sequences are written behind to
-// a disk and a server in the network, and fetched into the cache for requests that begin alike.
+// Prefixes outside memory: exact blocks of the prefix cache, in parts, and snapshots of sequences. They are written
+// behind to a disk and a server in the network, and fetched into the cache for requests that begin alike.
 //
-// A fetch brings parts or one snapshot, whichever saves more time. It ends: with all parts that are worth it, with
-// those before one that is missing or damaged, or when computing the tokens would have taken as long. Then the request
-// continues what the cache holds, as always. What is stored is fetched where reading it, as measured, takes less time
-// than computing its tokens. Each call copies at most some bytes between buffers and pages, and waits for nothing.
+// A fetch brings parts or one snapshot, whichever saves more time, and only what is read, as measured, in less time
+// than its tokens are computed. It ends with all parts that are worth it, before a part that is missing or damaged, or
+// when computing the tokens would have taken as long. Then the request continues what the cache holds. No call but
+// wait() blocks; each copies a bounded number of bytes between buffers and pages.
 //
 // Thread-safety: one caller at a time, that of the cache; the threads of the stores run beside it.
 #pragma once
@@ -33,10 +33,10 @@ namespace kvasir {
 struct StoredSnapshots {
   struct Place {
     BlobKey key;
-    std::int64_t tokens = 0;  // that it has seen
+    std::int64_t tokens = 0;  // tokens that it has seen
   };
   std::vector<Place> places;  // the longest beginning first
-  // Adds the image of the text's first tokens, which are all that is given, to the cache. False: it cannot be used.
+  // Adds to the cache the image of a sequence that has seen exactly `text`. Returns false if it cannot be used.
   std::function<bool(std::span<const TokenId> text, std::span<const std::byte> image)> add;
 };
 
@@ -44,9 +44,9 @@ struct StoredSnapshots {
 class PrefixFetch {
  public:
   bool done() const { return state_ == State::kDone; }
-  // Tokens at the text's beginning that came from outside memory or were there before, once it is done.
+  // First tokens of the text that came from outside memory or were held before. REQUIRES: done().
   std::int64_t tokens() const { return tokens_; }
-  // The farthest place that a part came from: "disk", "redis"; empty: none came.
+  // The farthest store that a part came from: "disk", "redis"; empty: no part came.
   std::string_view from() const { return from_; }
 
  private:
@@ -55,7 +55,7 @@ class PrefixFetch {
   struct Part {
     BlobKey key;
     std::int64_t end = 0;     // tokens of the text up to its end
-    std::uint64_t bytes = 0;  // of the blob; of a snapshot 0 until it was found
+    std::uint64_t bytes = 0;  // of the blob; a snapshot's are 0 until it was found
     std::size_t tier = 0;
     bool there = false;
   };
@@ -70,7 +70,7 @@ class PrefixFetch {
   std::vector<TokenId> text_;
   std::int64_t first_ = 0;       // number of parts_.front()
   std::vector<Part> parts_;      // wanted
-  std::vector<Part> snapshots_;  // that may be there; empty once it is decided what is read
+  std::vector<Part> snapshots_;  // candidates; empty once it is decided what is read
   bool is_snapshot_ = false;     // parts_ is one snapshot
   StoredSnapshots stored_;
   std::size_t next_ = 0;   // part to ask for
@@ -78,7 +78,7 @@ class PrefixFetch {
   int under_way_ = 0;
   std::int64_t tokens_ = 0;
   std::string_view from_;
-  double seconds_per_token_ = 0;  // of computing them
+  double seconds_per_token_ = 0;  // of computing tokens
   std::chrono::steady_clock::time_point until_;
 };
 
@@ -97,38 +97,37 @@ class PrefixTiers {
     PageClass of{};  // class of its pages
   };
 
-  // `stores`: from near to far. `cache` and `kv` outlive this. `forms`: of texts of other codecs nothing is stored.
-  // Optional `warn` is told a line of what went wrong.
+  // `stores`: from near to far. `cache` and `kv` must outlive this. `forms`: texts of other codecs are not stored.
+  // `warn`: optional callback, receives a line about each failure.
   PrefixTiers(PrefixCache* cache, KvCache* kv, std::vector<Form> forms, std::vector<std::unique_ptr<BlobStore>> stores,
               Warn warn);
 
-  // Begins to fetch a text's tokens [0, most) unless the cache serves `held` of them and no more is to be had. Null:
-  // nothing outside memory is worth it. Where another fetch brings the same tokens already, returns that one, and sets
-  // *shared.
-  // `snapshots`: that would take the text farther than `held`.
+  // Begins to fetch a text's tokens [0, most), of which the cache serves `held`. Returns null if nothing outside memory
+  // is worth it. If another fetch under way brings the same tokens, returns that one and sets *shared. `snapshots`:
+  // those that hold more than `held` tokens.
   std::shared_ptr<PrefixFetch> fetch(const PrefixSpace& space, std::span<const TokenId> text, std::int64_t held,
                                      std::int64_t most, StoredSnapshots snapshots, double seconds_per_token,
                                      bool* shared);
 
   // Writes parts of a text whose blocks the cache holds and the stores do not. `from`: tokens for which this was called
-  // before. Parts for which there is no buffer are left out: asked for again, they may find one.
+  // before. Skips parts for which there is no buffer; a later call may write them.
   void leave(const PrefixSpace& space, std::span<const TokenId> text, std::int64_t from);
 
-  // Writes a snapshot, unless the stores have one with this key, or there is no buffer. `make` says how many bytes it
-  // has; what it returns writes them, once and at once.
+  // Writes a snapshot, unless the stores have one with this key, or there is no buffer. `make` returns its size in
+  // bytes and a function that writes it, which is called once, before this returns.
   using WriteImage = std::function<void(std::span<std::byte>)>;
   void leave_snapshot(const BlobKey& key, const std::function<std::pair<std::size_t, WriteImage>()>& make);
 
-  // Moves fetches on. Between two passes.
+  // Advances the fetches. Call it between two passes.
   void advance();
   bool fetching() const { return !fetches_.empty(); }
-  // Whether anything was asked of a store that it has not answered, or whose answer was not taken.
+  // Whether a store has yet to answer, or an answer was not processed yet.
   bool busy() const;
-  // Waits until a store has answered, or so long.
+  // Waits until a store has answered, but no longer than `most`.
   void wait(std::chrono::milliseconds most);
 
   std::vector<PrefixTierReport> report() const;
-  // Bytes of memory that the buffers take now, idle ones included.
+  // Returns the bytes that the buffers take now, idle ones included.
   std::uint64_t buffer_bytes() const { return buffers_.bytes(); }
 
  private:
@@ -139,12 +138,12 @@ class PrefixTiers {
     PrefixTierReport counts;
     std::uint64_t reading = 0;  // bytes of buffers
     std::uint64_t writing = 0;
-    // Texts of keys that were written or found, where the store does not answer at once.
+    // Hashes of keys that were written or found. Used for stores that do not answer at once.
     std::unordered_set<std::uint64_t> known;
     std::unordered_set<std::uint64_t> being_written;
-    bool failing = false;  // since the last success; said once
+    bool failing = false;  // has failed since its last success; the user is told once
 
-    // Whether the store has this key, as far as is known.
+    // Whether the store is known to have this key.
     bool holds(const BlobKey& key);
     void remember(const BlobKey& key);
   };
@@ -171,7 +170,7 @@ class PrefixTiers {
   std::vector<Tier*> without(const BlobKey& key) const;
   static std::vector<Tier*> room_for(std::vector<Tier*> tiers, std::size_t bytes);
   void write(const std::vector<Tier*>& to, const BlobKey& key, const std::shared_ptr<BlobBuffer>& buffer);
-  // Those in use have no more than kMostBufferBytes of each store, as counted by its readings and writings.
+  // Tier::reading and writing bound the buffers in use to kMostBufferBytes for each store.
   std::shared_ptr<BlobBuffer> new_buffer(std::size_t bytes) {
     return buffers_.take(bytes, kMostBufferBytes * tiers_.size());
   }
@@ -183,10 +182,10 @@ class PrefixTiers {
   std::vector<Form> forms_;
   std::vector<std::shared_ptr<PrefixFetch>> fetches_;
   std::map<std::uint64_t, Reading> readings_;                // by tag
-  std::vector<std::pair<std::size_t, BlobAnswer>> arrived_;  // by waiting, and not taken yet
+  std::vector<std::pair<std::size_t, BlobAnswer>> arrived_;  // received by wait(), not processed yet
   BlobBuffers buffers_;
   std::uint64_t next_tag_ = 1;
-  std::vector<std::unique_ptr<Tier>> tiers_;  // destroyed first: their threads use what is above
+  std::vector<std::unique_ptr<Tier>> tiers_;  // destroyed first: their threads use the members above
 };
 
 }  // namespace kvasir

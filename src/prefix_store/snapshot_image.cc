@@ -82,7 +82,7 @@ Result<ImageParts> read_image(const BlobKey& key, std::span<const TokenId> text,
   KVASIR_RETURN_IF_ERROR(check_seal(bytes));
   if (head.lineage != key.lineage || head.salt != key.salt || head.text != key.text)
     return data_loss("it is of another model, policy, format or owner");
-  // Each is less than the bytes that there are, so that their sum is what it should be.
+  // Each is checked to be at most the size of the image, so that their sum cannot overflow.
   if (head.tokens > bytes.size() || head.state_bytes > bytes.size() || head.page_bytes > bytes.size() ||
       bytes_of(head) != bytes.size())
     return data_loss("its parts do not have the bytes that it says");

@@ -1,6 +1,6 @@
-// A snapshot of a sequence as bytes: what is stored of it outside memory, and under which key.
+// The format of snapshots of sequences that are stored outside memory.
 //
-// Beside it stand all tokens that the sequence has seen, so that a reader compares tokens and trusts no hash. Format 1,
+// It includes all tokens that the sequence has seen, so that a reader compares tokens and trusts no hash. Format 1,
 // little-endian:
 //
 //   magic "KVASIRN1", lineage, salt and text of the key (16 bytes each),
@@ -22,17 +22,17 @@
 
 namespace kvasir {
 
-// Names what decides the bits of a snapshot: model, arithmetic, format of pages, and `lineage`: the policy, and its
-// grid of chunks where that matters.
+// Returns the hash of everything that decides the bits of a snapshot: model, arithmetic, format of pages, and
+// `lineage`, which is the policy, and its grid of chunks where that matters.
 Hash128 image_lineage(const LoadedModel& model, const KvCacheShape& shape, std::string_view lineage);
 
-// The image of one sequence, as far as its state; its pages are read when it is written. REQUIRES: the sequence is
-// whole, lives until write(), and is between two chunks.
+// Writes the image of one sequence. Saves the state at construction, and reads the pages in write(). REQUIRES: the
+// sequence is whole, is between two chunks, and outlives write().
 class ImageWriter {
  public:
   explicit ImageWriter(const Sequence& sequence);
 
-  // Bytes of the image. `text`: the tokens that the sequence has seen.
+  // Returns the bytes of the image. `text`: the tokens that the sequence has seen.
   std::size_t bytes(std::span<const TokenId> text) const;
   // REQUIRES: out has bytes(text).
   void write(const BlobKey& key, std::span<const TokenId> text, std::span<std::byte> out) const;
@@ -41,7 +41,7 @@ class ImageWriter {
   const Sequence& sequence_;
   std::vector<std::byte> state_;
   std::vector<PageId> pages_;
-  std::uint64_t page_bytes_ = 0;  // of all, and of the layers' states
+  std::uint64_t page_bytes_ = 0;  // of all pages and of the layers' states
 };
 
 struct ImageParts {
@@ -52,8 +52,8 @@ struct ImageParts {
 // Returns the parts of an image of exactly this text. Errors: kDataLoss with the reason, for any other bytes.
 Result<ImageParts> read_image(const BlobKey& key, std::span<const TokenId> text, std::span<const std::byte> bytes);
 
-// Makes the sequence. `policy`: that of the image's lineage, as it stands at its start. Errors: kDataLoss where state
-// and pages contradict each other, kResourceExhausted.
+// Makes the sequence. `policy`: the policy of the image's lineage, in its initial state. Errors: kDataLoss if state and
+// pages contradict each other, kResourceExhausted.
 Result<std::unique_ptr<Sequence>> restore_image(const ImageParts& parts, std::int64_t tokens,
                                                 const std::shared_ptr<LoadedModel>& model,
                                                 const std::shared_ptr<KvCache>& cache,

@@ -52,10 +52,10 @@ class Replay {
   Replay(const AttentionTrace& trace, RetentionPolicy& policy, const ReplayOptions& options)
       : trace_(trace),
         policy_(policy),
-        observer_(policy.observes_masses()),
-        unread_(policy.leaves_unread()),
-        kv_(policy.reads_kv()),
-        queries_(policy.sums_queries()),
+        observer_(policy.as<ObservesMasses>()),
+        unread_(policy.as<LeavesUnread>()),
+        kv_(policy.as<ReadsKv>()),
+        queries_(policy.as<SumsQueries>()),
         options_(options) {
     const std::int64_t kv_heads = replayed_kv_heads(trace, options);
     const PolicyScope scope = policy.traits().scope;
@@ -364,13 +364,13 @@ Status check_replay_options(const AttentionTrace& trace, const ReplayOptions& op
 
 Status check_replayable(const AttentionTrace& trace, const RetentionPolicy& policy, const ReplayOptions& options) {
   const std::string& spec = policy.traits().spec;
-  if (policy.ranks_segments() != nullptr)
+  if (policy.as<RanksSegments>() != nullptr)
     return unsupported(
                "policy '{}' chooses what to read where queries and keys are, which replay cannot do; replay another "
                "policy",
                spec)
         .about({"policy"});
-  if (policy.reads_kv() == nullptr && policy.sums_queries() == nullptr) return {};
+  if (policy.as<ReadsKv>() == nullptr && policy.as<SumsQueries>() == nullptr) return {};
   if (!trace.shape().has_kv())
     return unsupported(
                "policy '{}' reads keys, values or queries, and '{}' has attention alone; record the text again with "

@@ -52,8 +52,9 @@ std::int64_t replayed_kv_heads(const AttentionTrace& trace, const ReplayOptions&
 // Errors: kInvalidArgument for options that do not fit the trace.
 Status check_replay_options(const AttentionTrace& trace, const ReplayOptions& options);
 
-// Errors: kUnsupported for a policy that chooses where queries and keys are what to read, and for one that reads keys,
-// values or queries which the trace does not have; kInvalidArgument if it reads them for other KV heads than it has.
+// Checks that a policy can be replayed. Errors: kUnsupported for a policy whose reads the engine chooses by queries and
+// keys (RanksSegments), and for one that reads keys, values or queries which the trace lacks; kInvalidArgument if it
+// reads them for other KV heads than the trace has.
 Status check_replayable(const AttentionTrace& trace, const RetentionPolicy& policy, const ReplayOptions& options);
 
 // REQUIRES: a new `policy`, and a trace that passed AttentionTrace::check (otherwise the figures are meaningless).

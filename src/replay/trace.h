@@ -1,7 +1,7 @@
 // Recorded attention: the softmax weights of every layer and query head on a text of T tokens, as a NumPy file of
 // float32, C order, shape [layers, heads, T, T]. Row t is a softmax over tokens 0 to t, followed by zeros.
 //
-// A recording may also have what policies read beside attention. Four more arrays then follow in the same file, each
+// A recording may also have what policies read besides attention. Four more arrays then follow in the same file, each
 // with a header of its own (numpy.load reads the first one; on an open file each call reads the next):
 //   keys       [layers, KV heads, T, D]  as a policy is shown them (ChunkKv, retention/capabilities.h)
 //   values     [layers, KV heads, T, D]
@@ -36,7 +36,7 @@ struct TraceShape {
   std::int64_t layers = 0;
   std::int64_t heads = 0;  // query heads
   std::int64_t tokens = 0;
-  std::int64_t kv_heads = 0;  // 0: it has attention alone
+  std::int64_t kv_heads = 0;  // 0: the recording has attention alone
   std::int64_t head_dim = 0;
 
   bool has_kv() const { return kv_heads > 0; }
@@ -45,7 +45,7 @@ struct TraceShape {
   std::array<std::int64_t, 4> of(TraceArray array) const;
   // Bytes of all arrays without headers. REQUIRES: they fit 63 bits.
   std::uint64_t bytes() const;
-  // The number of a row's first float.
+  // Returns the index of a row's first float in its array.
   std::uint64_t place(TraceArray array, std::int64_t layer, std::int64_t head, std::int64_t token) const;
 };
 

@@ -45,10 +45,10 @@ class CakePolicy final : public PromptWindowPolicy {
   }
 
  private:
-  static constexpr int kMean = 0;     // column: of the mass over the rows so far
+  static constexpr int kMean = 0;     // column: mean of the mass over the rows so far
   static constexpr int kSquares = 1;  // column: sum of the squared differences from it
 
-  // Written before the chunk finishes, for its own table; read by all tables when it does.
+  // Each table writes its own during a chunk; finish_chunk of every table reads all of them.
   struct Head {
     double dispersion = 0;
     double shift = 0;
@@ -60,7 +60,7 @@ class CakePolicy final : public PromptWindowPolicy {
   }
   void save_table(int table, ByteWriter& out) const override {
     PromptWindowPolicy::save_table(table, out);
-    out.put(heads_[static_cast<std::size_t>(table)].dispersion);  // the others are of the chunk that ends a prompt
+    out.put(heads_[static_cast<std::size_t>(table)].dispersion);  // the rest is set anew when a prompt ends
   }
   bool restore_table(int table, ByteReader& in) override {
     return PromptWindowPolicy::restore_table(table, in) && in.get(heads_[static_cast<std::size_t>(table)].dispersion);
@@ -73,7 +73,7 @@ class CakePolicy final : public PromptWindowPolicy {
     double* means = list.values(kMean).data();
     double* squares = list.values(kSquares).data();
     const double share = 1.0 / static_cast<double>(rows);
-    for (std::size_t i = 0; i < mass.size(); ++i) {  // Welford's way: no differences of large sums
+    for (std::size_t i = 0; i < mass.size(); ++i) {  // Welford's method: no differences of large sums
       const double off = mass[i] - means[i];
       means[i] += off * share;
       squares[i] += off * (mass[i] - means[i]);
@@ -99,7 +99,7 @@ class CakePolicy final : public PromptWindowPolicy {
     for (std::size_t i = 0; i < scores.size(); ++i) scores[i] = means[i] + cake_.gamma * variance(squares[i], rows);
   }
 
-  // What each layer keeps besides the window: layers * (budget - window) in proportion to preference.
+  // Returns what each layer keeps besides the window: layers * (budget - window) in proportion to preference.
   std::vector<std::int64_t> layer_shares(std::int64_t seen) const {
     const auto layers = static_cast<std::size_t>(layout().layers);
     std::vector<double> preference(layers);
@@ -117,8 +117,8 @@ class CakePolicy final : public PromptWindowPolicy {
     return divide(options().ranked(seen) * layout().layers, preference, room);
   }
 
-  // Shares of `total`, rounded down and none above its room; what is left over goes equally to those that have room,
-  // the remainder to the first of them.
+  // Divides `total` into shares, rounded down and none above its room. What is left over goes equally to those that
+  // have room, the remainder to the first of them.
   static std::vector<std::int64_t> divide(std::int64_t total, std::span<const double> preference,
                                           std::span<const std::int64_t> room) {
     const double sum = std::accumulate(preference.begin(), preference.end(), 0.0);
@@ -151,10 +151,9 @@ Result<std::unique_ptr<RetentionPolicy>> make_cake(const PolicyOptions& given) {
   KVASIR_ASSIGN_OR_RETURN(cake.gamma, given.get_double("gamma", 0, 1e9));
   KVASIR_ASSIGN_OR_RETURN(cake.tau1, given.get_double("tau1", 0.01, 1000));
   KVASIR_ASSIGN_OR_RETURN(cake.tau2, given.get_double("tau2", 0.01, 1000));
-  ScoredPolicy::Traits traits;
-  KVASIR_ASSIGN_OR_RETURN(traits.positions, given.get_positions());
+  KVASIR_ASSIGN_OR_RETURN(ScoredPolicy::Traits traits,
+                          ScoredPolicy::Traits::read(given, {"budget", "window", "kernel"}));
   traits.values_per_token = 2;
-  traits.spec = given.canonical({"budget", "window", "kernel"});
   return {std::make_unique<CakePolicy>(std::move(traits), window, cake)};
 }
 
@@ -169,7 +168,6 @@ const PolicyInfo kCakePolicy{
     .reference = "CAKE, Qin et al., arXiv 2503.12491",
     .options = kCakeOptions,
     .acts = "at the end of a prompt, for each KV head, with a view of all layers",
-    .evaluation_only = false,
     .make = make_cake,
 };
 

@@ -1,11 +1,12 @@
-// What a policy may do besides the core (policy.h): it inherits the capabilities that it has, and returns itself where
-// RetentionPolicy asks for them. What it lacks costs nothing. policy.h says when each function is called.
+// Optional capabilities of a policy besides the core (policy.h). A policy inherits those that it has, and names them in
+// RetentionPolicy::capabilities. One that it lacks costs nothing. policy.h says when each function is called.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -49,19 +50,26 @@ struct PolicyModel {
   std::int64_t sliding_window = 0;
 };
 
-// It looks at attention: at the mass that queries give to the tokens they see. REQUIRES: a scope of kLayer or kHead.
-class ObservesMasses {
+// The base of all capabilities. Copied only as a part of a policy.
+class Capability {
  public:
-  virtual ~ObservesMasses() = default;
+  virtual ~Capability() = default;
 
+ protected:
+  Capability() = default;
+  Capability(const Capability&) = default;
+  Capability& operator=(const Capability&) = default;
+};
+
+// The policy looks at attention: the mass that queries give to the tokens they see. REQUIRES: a scope of kLayer or
+// kHead.
+class ObservesMasses : public Capability {
+ public:
   // How the weights of a table's query heads become masses: one mass each, in this order. Not empty.
   const std::vector<MassReduction>& reductions() const { return reductions_; }
 
   // Whether a row's mass of reductions()[reduction] matters. Where it does not, masses[reduction] may be empty.
-  virtual bool wants(const PolicyChunk& chunk, int row, int reduction) const {
-    static_cast<void>(chunk), static_cast<void>(row), static_cast<void>(reduction);
-    return true;
-  }
+  virtual bool wants(const PolicyChunk& /*chunk*/, int /*row*/, int /*reduction*/) const { return true; }
   // Whether any of them matters. Where none does, observe need not be called for the row.
   bool wants_row(const PolicyChunk& chunk, int row) const {
     for (int reduction = 0; reduction < std::ssize(reductions_); ++reduction)
@@ -76,8 +84,6 @@ class ObservesMasses {
 
  protected:
   explicit ObservesMasses(std::vector<MassReduction> reductions) : reductions_(std::move(reductions)) {}
-  ObservesMasses(const ObservesMasses&) = default;
-  ObservesMasses& operator=(const ObservesMasses&) = default;
 
  private:
   std::vector<MassReduction> reductions_;
@@ -96,7 +102,7 @@ struct ChunkKv {
   // the origin of a frame. Differences between rows of a chunk are differences of positions either way.
   std::span<const std::int64_t> rotations;
 
-  // What a reader that wants these sides is shown of it.
+  // Returns a view with the wanted sides alone.
   ChunkKv only(bool wants_keys, bool wants_values) const {
     ChunkKv kv = *this;
     if (!wants_keys) kv.keys = {};
@@ -114,24 +120,22 @@ struct ChunkKv {
   }
 };
 
-// It reads keys, values or both. REQUIRES: exact_prefix(n) is 0, since tokens of a prefix that a cache stood in for are
-// not shown.
-class ReadsKv {
+// The policy reads keys, values or both. REQUIRES: exact_prefix(n) is 0, since tokens of a cached prefix are not shown.
+class ReadsKv : public Capability {
  public:
-  virtual ~ReadsKv() = default;
+  bool wants_keys() const { return keys_; }
+  bool wants_values() const { return values_; }
 
-  // Which of the two it reads; the answers never change.
-  virtual bool wants_keys() const { return true; }
-  virtual bool wants_values() const { return true; }
-
-  // Receives what the chunk's tokens have in a table, once for each table, when all rows of the chunk have run and were
-  // observed, before any end_chunk.
+  // Receives the keys and values of the chunk's tokens in a table: once per table, when all rows of the chunk have run
+  // and were observed, before any end_chunk.
   virtual void read_kv(const PolicyChunk& chunk, int table, const ChunkKv& kv) = 0;
 
  protected:
-  ReadsKv() = default;
-  ReadsKv(const ReadsKv&) = default;
-  ReadsKv& operator=(const ReadsKv&) = default;
+  explicit ReadsKv(bool keys = true, bool values = true) : keys_(keys), values_(values) {}
+
+ private:
+  bool keys_;
+  bool values_;
 };
 
 // Sums over rows of a chunk of the queries of a table's query heads, as they are before rotation and scaling. Every sum
@@ -157,52 +161,33 @@ struct QuerySums {
   }
 };
 
-// It looks at the sums of queries, from which their mean and covariance follow. REQUIRES: no row before exact_prefix(n)
-// is wanted.
-class SumsQueries {
+// The policy looks at sums of queries, from which their mean and covariance follow. REQUIRES: no row before
+// exact_prefix(n) is wanted.
+class SumsQueries : public Capability {
  public:
-  virtual ~SumsQueries() = default;
-
   // Whether a row's queries are added.
-  virtual bool wants_queries(const PolicyChunk& chunk, int row) const {
-    static_cast<void>(chunk), static_cast<void>(row);
-    return true;
-  }
+  virtual bool wants_queries(const PolicyChunk& /*chunk*/, int /*row*/) const { return true; }
 
   // Receives the sums over the wanted rows of a chunk, once for each table, when all its rows have run and were
   // observed, before any end_chunk and before read_kv of that table. Not called for a chunk without such rows.
   virtual void read_queries(const PolicyChunk& chunk, int table, const QuerySums& queries) = 0;
-
- protected:
-  SumsQueries() = default;
-  SumsQueries(const SumsQueries&) = default;
-  SumsQueries& operator=(const SumsQueries&) = default;
 };
 
-// It gives retained tokens a bias, which is added to the logits of all queries that attend to them (Attention Matching,
-// arXiv 2602.16284). The policy keeps the biases in its state. Weights and masses that are observed, and recordings,
-// are those that come of it. REQUIRES: PolicyTraits::compacts, and not FollowsHeads; no bias other than 0 in a prefix
-// of exact_prefix(n). What is demoted has no bias.
-class WeighsSlots {
+// The policy gives retained tokens a bias, which is added to the logits of all queries that attend to them (Attention
+// Matching, arXiv 2602.16284). It keeps the biases in its state. Observed weights and masses, and recordings, include
+// the biases. REQUIRES: PolicyTraits::compacts, and not FollowsHeads; no bias other than 0 in a prefix of
+// exact_prefix(n). Demoted tokens have no bias.
+class WeighsSlots : public Capability {
  public:
-  virtual ~WeighsSlots() = default;
-
   // Writes the biases of all tokens that a table retained before the chunk under way, in order of index, in a lane of
   // the table: finite numbers. Returns false, and writes nothing, if all are 0. Tokens of the chunk have none. The
   // answer does not change during a chunk.
   virtual bool biases(int table, int lane, std::span<float> biases) const = 0;
-
- protected:
-  WeighsSlots() = default;
-  WeighsSlots(const WeighsSlots&) = default;
-  WeighsSlots& operator=(const WeighsSlots&) = default;
 };
 
-// It evicts ranges of old tokens, and hides them from rows of the chunk in which they go.
-class HidesRanges {
+// The policy evicts ranges of old tokens, and hides them from rows of the chunk in which it evicts them.
+class HidesRanges : public Capability {
  public:
-  virtual ~HidesRanges() = default;
-
   // Returns how many of the next `want` tokens may form one chunk, from 1 to `want`: fewer where the table's frames
   // change in between.
   virtual int chunk_rows(int want) const = 0;
@@ -214,118 +199,79 @@ class HidesRanges {
 
   // Returns the range that end_chunk will evict. With Realign::kRotate, keys behind it will then be written.
   virtual IndexRange will_drop(const PolicyChunk& chunk) const = 0;
-
- protected:
-  HidesRanges() = default;
-  HidesRanges(const HidesRanges&) = default;
-  HidesRanges& operator=(const HidesRanges&) = default;
 };
 
 // Rows of generated tokens leave retained tokens unread. The keys and values of generated tokens are then not those
 // that another policy has.
-class LeavesUnread {
+class LeavesUnread : public Capability {
  public:
-  virtual ~LeavesUnread() = default;
-
   // Whether every row so far read all that was retained for it.
   virtual bool all_read() const = 0;
 
   // Appends what the row of a generated token reads in a table, of the retained tokens and its own: ascending, disjoint
   // ranges that do not touch, the row's own token among them. Returns false, and appends nothing, if the row reads all.
   // A token that is not read stays retained, and its mass is zero.
-  virtual bool reads(const PolicyChunk& chunk, int table, std::vector<IndexRange>& ranges) const {
-    static_cast<void>(chunk), static_cast<void>(table), static_cast<void>(ranges);
+  virtual bool reads(const PolicyChunk& /*chunk*/, int /*table*/, std::vector<IndexRange>& /*ranges*/) const {
     return false;
   }
-
- protected:
-  LeavesUnread() = default;
-  LeavesUnread(const LeavesUnread&) = default;
-  LeavesUnread& operator=(const LeavesUnread&) = default;
 };
 
 // Generated tokens read the chunks of 16 tokens whose keys may fit their queries best. The engine ranks the chunks
 // where the queries are (sequence/quest_selector.h). Replay refuses such a policy, since recordings have no keys.
 // REQUIRES: LeavesUnread, and that nothing is evicted.
-class RanksSegments {
+class RanksSegments : public Capability {
  public:
-  virtual ~RanksSegments() = default;
-
   // How many tokens a generated token reads in each KV head.
   virtual const Budget& segment_budget() const = 0;
-
- protected:
-  RanksSegments() = default;
-  RanksSegments(const RanksSegments&) = default;
-  RanksSegments& operator=(const RanksSegments&) = default;
 };
 
-// Some tables follow another of their layer: they read what that one chose, and what they leave unread leaves memory
-// (offload/follower_heads.h). REQUIRES: LeavesUnread, ObservesMasses, and a scope of kHead.
-class FollowsHeads {
+// Some tables follow another of their layer: they read what that one chose, and keys and values that they leave unread
+// are moved out of memory (offload/follower_heads.h). REQUIRES: LeavesUnread, ObservesMasses, and a scope of kHead.
+class FollowsHeads : public Capability {
  public:
-  virtual ~FollowsHeads() = default;
-
   // Returns the table that decides what this one reads: itself, or another of its layer, with which it then agrees on
   // reads(); -1: not known yet. Once known it stays.
   virtual int leader(int table) const = 0;
 
-  // Of tokens before this one, reads() names to a table that does not lead only those that were chosen: when the token
-  // `next` is generated, or, with `prompt`, if a prompt that is being read ended before it or were given up there.
+  // Returns a token before which reads() names only chosen tokens to a table that follows another: when the token
+  // `next` is generated, or, with `prompt`, if the prompt that is being read ended before `next` or were given up
+  // there.
   virtual TokenIndex settled(TokenIndex next, bool prompt) const = 0;
 
-  // Returns how many tokens before settled() reads() names at most, until another prompt has ended.
+  // Returns the most tokens before settled() that reads() names, until another prompt has ended.
   virtual std::int64_t chosen() const = 0;
 
-  // What the memory of offloading depends on.
+  // Determines the memory that offloading takes.
   struct Bounds {
     int leaders = 0;          // tables of a layer that lead, at least
     bool known = false;       // leader() is known before the first token
     std::int64_t chosen = 0;  // tokens of a table that reads() names of those before settled(), at most
     std::int64_t recent = 0;  // newest tokens that are not settled, at most, when a chunk ends
   };
-  // Behind a prompt of up to `tokens` tokens, with so many tables a layer.
+  // Returns the bounds behind a prompt of up to `tokens` tokens, with so many tables per layer.
   virtual Bounds bounds(int per_layer, std::int64_t tokens) const = 0;
-
- protected:
-  FollowsHeads() = default;
-  FollowsHeads(const FollowsHeads&) = default;
-  FollowsHeads& operator=(const FollowsHeads&) = default;
 };
 
-// Where a prompt ends shows in the state before the prompt has ended.
-class KnowsPromptEnd {
+// The state depends on where the prompt under way ends, before that end is reached.
+class KnowsPromptEnd : public Capability {
  public:
-  virtual ~KnowsPromptEnd() = default;
-
   // Returns the longest prefix of an n-token prompt after which the state is what it would be in any longer prompt that
   // begins alike, once move_prompt_end was called. Depends on options only.
   virtual std::int64_t shared_prefix(std::int64_t n) const { return n; }
 
   // Says that the prompt under way ends at `end`, not where its chunks so far said. REQUIRES: no chunk is under way.
-  virtual void move_prompt_end(TokenIndex end) { static_cast<void>(end); }
-
- protected:
-  KnowsPromptEnd() = default;
-  KnowsPromptEnd(const KnowsPromptEnd&) = default;
-  KnowsPromptEnd& operator=(const KnowsPromptEnd&) = default;
+  virtual void move_prompt_end(TokenIndex /*end*/) {}
 };
 
-// It serves some models and not others.
-class DependsOnModel {
+// The policy serves some models and not others.
+class DependsOnModel : public Capability {
  public:
-  virtual ~DependsOnModel() = default;
-
   // Whether the policy can serve a model. Errors: kInvalidArgument, kUnsupported.
   virtual Status check_model(const PolicyModel& model) const = 0;
 
-  // What a user should be told once of the policy with a model, as a sentence without a full stop; empty: nothing.
+  // Returns what to tell the user once about the policy with a model, as a sentence without a full stop; empty:
+  // nothing.
   virtual std::string remark(int kv_heads) const = 0;
-
- protected:
-  DependsOnModel() = default;
-  DependsOnModel(const DependsOnModel&) = default;
-  DependsOnModel& operator=(const DependsOnModel&) = default;
 };
 
 class RetentionPolicy;
@@ -333,23 +279,37 @@ class RetentionPolicy;
 // The two places in a composition (retention/composed.h).
 enum class PolicyPart { kAtPromptEnd, kWhileGenerating };
 
-// It can be part of a composition. REQUIRES: neither WeighsSlots nor SumsQueries.
-class JoinsAnother {
+// The policy can be part of a composition.
+class JoinsAnother : public Capability {
  public:
-  virtual ~JoinsAnother() = default;
-
-  // Returns a fresh policy, which joins another too: it evicts any tokens, keeps what this one keeps, and acts in its
-  // place alone. Errors: kInvalidArgument if it cannot; the message says why.
+  // Returns a fresh policy for this place: it keeps what this one keeps, acts in its place alone, may drop any token
+  // (PolicyTraits::compacts) and can join another too. Errors: kInvalidArgument; the message says why.
   virtual Result<std::unique_ptr<RetentionPolicy>> as_part(PolicyPart part) const = 0;
 
-  // Says that the other part evicted tokens; this part must forget them too. Called after its own end_chunk or
-  // finish_chunk.
+  // Removes tokens that the other part evicted. Called after this part's own end_chunk or finish_chunk.
   virtual void forget(int table, std::span<const IndexRange> dropped) = 0;
+};
 
- protected:
-  JoinsAnother() = default;
-  JoinsAnother(const JoinsAnother&) = default;
-  JoinsAnother& operator=(const JoinsAnother&) = default;
+// The capabilities of one policy: a pointer to each that it has, null for the others.
+class Capabilities {
+ public:
+  // Adds capabilities of `policy` by name: Capabilities().with<ReadsKv, JoinsAnother>(this). Null: it lacks them.
+  template <class... Names, class Policy>
+  Capabilities with(const Policy* policy) const {
+    Capabilities all = *this;
+    ((std::get<const Names*>(all.pointers_) = policy), ...);
+    return all;
+  }
+  template <class Name>
+  const Name* get() const {
+    return std::get<const Name*>(pointers_);
+  }
+
+ private:
+  std::tuple<const ObservesMasses*, const ReadsKv*, const SumsQueries*, const WeighsSlots*, const HidesRanges*,
+             const LeavesUnread*, const RanksSegments*, const FollowsHeads*, const KnowsPromptEnd*,
+             const DependsOnModel*, const JoinsAnother*>
+      pointers_;
 };
 
 }  // namespace kvasir

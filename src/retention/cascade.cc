@@ -31,9 +31,9 @@ struct CascadeOptions {
   std::array<std::int64_t, kMostSubCaches> period{};  // sub-cache i accepts every period[i] tokens
 };
 
-// The retained tokens in order of id are the sinks, then the last sub-cache, …, then sub-cache 0: what one passes on is
-// the oldest it has, and the youngest of the next. So the state is one number per sub-cache, and a token is passed on
-// by moving a boundary.
+// The retained tokens in order of index are the sinks, then the last sub-cache, …, then sub-cache 0: a sub-cache passes
+// on its oldest token, which becomes the youngest of the next. So the state is one number per sub-cache, and a token is
+// passed on by moving a boundary.
 class CascadePolicy final : public ScoredPolicy {
  public:
   CascadePolicy(Traits traits, const CascadeOptions& options) : ScoredPolicy(std::move(traits)), options_(options) {}
@@ -69,7 +69,7 @@ class CascadePolicy final : public ScoredPolicy {
     const auto runs = list.values(kRun);
     std::int64_t begin = state.sinks;
     for (int i = options_.count - 1; i > 0; --i) {
-      // Those that came during the chunk are the youngest.
+      // The tokens that came during the chunk are the youngest.
       const std::int64_t end = begin + state.held[static_cast<std::size_t>(i)];
       std::int64_t first = end;
       while (first > begin && runs[static_cast<std::size_t>(first) - 1] != i) --first;
@@ -83,7 +83,7 @@ class CascadePolicy final : public ScoredPolicy {
 
  private:
   static constexpr int kMu = 0;   // column: average of the mass
-  static constexpr int kRun = 1;  // column: the run that the plans so far put the token in
+  static constexpr int kRun = 1;  // column: the run that holds the token by the plans so far
 
   struct State {
     std::int64_t sinks = 0;                           // held so far
@@ -195,13 +195,11 @@ Result<std::unique_ptr<RetentionPolicy>> make_cascade(const PolicyOptions& given
   constexpr std::string_view kSwitch[] = {"on", "off"};
   KVASIR_ASSIGN_OR_RETURN(const std::string select, given.get_choice("select", kSwitch));
   options.select = select == "on";
-  ScoredPolicy::Traits traits;
+  KVASIR_ASSIGN_OR_RETURN(ScoredPolicy::Traits traits, ScoredPolicy::Traits::read(given, {"size", "n", "sinks"}));
   KVASIR_ASSIGN_OR_RETURN(traits.reduction, read_reduction(given));
-  KVASIR_ASSIGN_OR_RETURN(traits.scope, given.get_scope());
   traits.positions = PositionMode::kCompact;
   traits.values_per_token = 2;
   traits.run_capacities.assign(static_cast<std::size_t>(n) - 1, options.capacity);
-  traits.spec = given.canonical({"size", "n", "sinks"});
   return {std::make_unique<CascadePolicy>(std::move(traits), options)};
 }
 
@@ -215,7 +213,6 @@ const PolicyInfo kCascadePolicy{
     .reference = "Cascading KV Cache, Willette et al., arXiv 2406.17808",
     .options = kCascadeOptions,
     .acts = "after every token, for each layer",
-    .evaluation_only = false,
     .make = make_cascade,
 };
 

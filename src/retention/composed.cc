@@ -11,14 +11,13 @@ namespace {
 
 constexpr std::size_t kMostReductions = 8;
 
-// One of the two, and where the masses that it asks for stand among those of the composition.
+// One of the two policies, with its capabilities and the places of its masses among those of the composition.
 class Part {
  public:
   Part(std::unique_ptr<RetentionPolicy> policy, std::span<const MassReduction> all) : Part(std::move(policy)) {
     for (const MassReduction reduction : reductions_of(*policy_))
       sources_.push_back(std::ranges::find(all, reduction) - all.begin());
-    KVASIR_CHECK(joins_ != nullptr && policy_->weighs_slots() == nullptr && policy_->sums_queries() == nullptr &&
-                 sources_.size() <= kMostReductions);
+    KVASIR_CHECK(joins_ != nullptr && sources_.size() <= kMostReductions);
   }
   Part(const Part& other) : Part(other.policy_->clone()) { sources_ = other.sources_; }
   Part& operator=(const Part&) = delete;
@@ -44,38 +43,61 @@ class Part {
 
   void forget(int table, std::span<const IndexRange> dropped) { joins_->forget(table, dropped); }
 
-  bool wants_keys() const { return kv_ != nullptr && kv_->wants_keys(); }
-  bool wants_values() const { return kv_ != nullptr && kv_->wants_values(); }
   void read_kv(const PolicyChunk& chunk, int table, const ChunkKv& kv) {
-    if (kv_ != nullptr) kv_->read_kv(chunk, table, kv.only(wants_keys(), wants_values()));
+    if (kv_ != nullptr) kv_->read_kv(chunk, table, kv.only(kv_->wants_keys(), kv_->wants_values()));
+  }
+
+  bool wants_queries(const PolicyChunk& chunk, int row) const {
+    return queries_ != nullptr && queries_->wants_queries(chunk, row);
+  }
+  void read_queries(const PolicyChunk& chunk, int table, const QuerySums& queries) {
+    if (queries_ != nullptr) queries_->read_queries(chunk, table, queries);
+  }
+  bool biases(int table, int lane, std::span<float> biases) const {
+    return weights_ != nullptr && weights_->biases(table, lane, biases);
   }
 
  private:
   explicit Part(std::unique_ptr<RetentionPolicy> policy)
       : policy_(std::move(policy)),
-        masses_(policy_->observes_masses()),
-        kv_(policy_->reads_kv()),
-        joins_(policy_->joins_another()) {}
+        masses_(policy_->as<ObservesMasses>()),
+        kv_(policy_->as<ReadsKv>()),
+        queries_(policy_->as<SumsQueries>()),
+        weights_(policy_->as<WeighsSlots>()),
+        joins_(policy_->as<JoinsAnother>()) {}
 
   std::unique_ptr<RetentionPolicy> policy_;
-  ObservesMasses* masses_;  // null: it does not look at attention
-  ReadsKv* kv_;             // null: it reads neither keys nor values
+  ObservesMasses* masses_;  // may be null, as the next three
+  ReadsKv* kv_;
+  SumsQueries* queries_;
+  const WeighsSlots* weights_;
   JoinsAnother* joins_;
   std::vector<std::ptrdiff_t> sources_;  // [its reductions]
 };
 
-class ComposedPolicy final : public RetentionPolicy, public ObservesMasses, public ReadsKv, public KnowsPromptEnd {
+// Whether a policy reads keys, or values.
+bool wants_side(const RetentionPolicy& policy, bool (ReadsKv::*side)() const) {
+  const ReadsKv* kv = policy.as<ReadsKv>();
+  return kv != nullptr && (kv->*side)();
+}
+
+// At most one part sums queries, since the other would be shown rows that it does not want, and at most one weighs
+// slots.
+class ComposedPolicy final : public RetentionPolicy,
+                             public ObservesMasses,
+                             public ReadsKv,
+                             public SumsQueries,
+                             public WeighsSlots,
+                             public KnowsPromptEnd {
  public:
   ComposedPolicy(PolicyTraits traits, std::vector<MassReduction> all, std::unique_ptr<RetentionPolicy> first,
                  std::unique_ptr<RetentionPolicy> second)
       : RetentionPolicy(std::move(traits)),
         ObservesMasses(std::move(all)),
+        ReadsKv(wants_side(*first, &ReadsKv::wants_keys) || wants_side(*second, &ReadsKv::wants_keys),
+                wants_side(*first, &ReadsKv::wants_values) || wants_side(*second, &ReadsKv::wants_values)),
         first_(std::move(first), reductions()),
         second_(std::move(second), reductions()) {}
-
-  const ObservesMasses* observes_masses() const override { return reductions().empty() ? nullptr : this; }
-  const ReadsKv* reads_kv() const override { return wants_keys() || wants_values() ? this : nullptr; }
-  const KnowsPromptEnd* knows_prompt_end() const override { return this; }
 
   // A prompt is held whole until its end.
   std::optional<std::int64_t> bound() const override { return std::nullopt; }
@@ -112,17 +134,26 @@ class ComposedPolicy final : public RetentionPolicy, public ObservesMasses, publ
     second_.observe(chunk, table, row, masses);
   }
 
-  bool wants_keys() const override { return first_.wants_keys() || second_.wants_keys(); }
-  bool wants_values() const override { return first_.wants_values() || second_.wants_values(); }
   void read_kv(const PolicyChunk& chunk, int table, const ChunkKv& kv) override {
     first_.read_kv(chunk, table, kv);
     second_.read_kv(chunk, table, kv);
   }
 
+  bool wants_queries(const PolicyChunk& chunk, int row) const override {
+    return first_.wants_queries(chunk, row) || second_.wants_queries(chunk, row);
+  }
+  void read_queries(const PolicyChunk& chunk, int table, const QuerySums& queries) override {
+    first_.read_queries(chunk, table, queries);
+    second_.read_queries(chunk, table, queries);
+  }
+  bool biases(int table, int lane, std::span<float> biases) const override {
+    return first_.biases(table, lane, biases) || second_.biases(table, lane, biases);
+  }
+
   void end_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) override {
     first_->end_chunk(chunk, table, plan);
     const bool first_dropped = !plan.drop.empty();
-    std::vector<std::int64_t> held = std::move(plan.held);  // the second one has not heard yet what is dropped
+    std::vector<std::int64_t> held = std::move(plan.held);  // the second does not know yet what the first dropped
     plan.held.clear();
     second_->end_chunk(chunk, table, plan);
     if (chunk.prompt) plan.held = std::move(held);
@@ -142,7 +173,20 @@ class ComposedPolicy final : public RetentionPolicy, public ObservesMasses, publ
   }
 
  private:
-  // Only one of them acts in a chunk.
+  template <class Capability>
+  const ComposedPolicy* if_a_part_has() const {
+    return first_->as<Capability>() != nullptr || second_->as<Capability>() != nullptr ? this : nullptr;
+  }
+  Capabilities capabilities() const override {
+    return Capabilities()
+        .with<KnowsPromptEnd>(this)
+        .with<ObservesMasses>(if_a_part_has<ObservesMasses>())
+        .with<ReadsKv>(if_a_part_has<ReadsKv>())
+        .with<SumsQueries>(if_a_part_has<SumsQueries>())
+        .with<WeighsSlots>(if_a_part_has<WeighsSlots>());
+  }
+
+  // Only one part drops tokens in a chunk.
   void tell_other(bool first_dropped, int table, const KeepPlan& plan) {
     if (!plan.drop.empty()) (first_dropped ? second_ : first_).forget(table, plan.drop);
   }
@@ -174,8 +218,7 @@ class ComposedPolicy final : public RetentionPolicy, public ObservesMasses, publ
 };
 
 Result<std::unique_ptr<RetentionPolicy>> part_of(const RetentionPolicy& policy, PolicyPart part) {
-  const bool alone = policy.weighs_slots() != nullptr || policy.sums_queries() != nullptr;
-  if (const JoinsAnother* joins = policy.joins_another(); joins != nullptr && !alone) return joins->as_part(part);
+  if (const JoinsAnother* joins = policy.as<JoinsAnother>()) return joins->as_part(part);
   return invalid_argument("policy '{}' cannot be part of a composition; use it alone", policy.traits().spec);
 }
 
@@ -189,13 +232,18 @@ Result<std::unique_ptr<RetentionPolicy>> compose(const RetentionPolicy& first, c
   if (ta.positions != tb.positions && ta.positions != PositionMode::kAuto && tb.positions != PositionMode::kAuto)
     return invalid_argument("policies '{}' and '{}' want different positions; give one of them pos=auto", ta.spec,
                             tb.spec);
-  PolicyTraits traits;
-  traits.spec = ta.spec + "+" + tb.spec;
-  traits.scope = std::max(ta.scope, tb.scope);
-  traits.positions = ta.positions == PositionMode::kAuto ? tb.positions : ta.positions;
-  traits.chunk = ta.chunk;
-  traits.compacts = true;
-  traits.holds_prompts = true;
+  const auto refuse = [&](std::string_view what) {
+    return invalid_argument("policies '{}' and '{}' both {}; only one part of a composition can", ta.spec, tb.spec,
+                            what);
+  };
+  if (a->as<SumsQueries>() != nullptr && b->as<SumsQueries>() != nullptr) return refuse("look at sums of queries");
+  if (a->as<WeighsSlots>() != nullptr && b->as<WeighsSlots>() != nullptr) return refuse("give tokens a bias");
+  PolicyTraits traits{.spec = ta.spec + "+" + tb.spec,
+                      .scope = std::max(ta.scope, tb.scope),
+                      .positions = ta.positions == PositionMode::kAuto ? tb.positions : ta.positions,
+                      .chunk = ta.chunk,
+                      .compacts = true,
+                      .holds_prompts = true};
   std::vector<MassReduction> reductions = reductions_of(*a);
   for (const MassReduction reduction : reductions_of(*b))
     if (std::ranges::find(reductions, reduction) == reductions.end()) reductions.push_back(reduction);

@@ -1,5 +1,5 @@
 // Two policies on one cache, `a+b`: the first prunes when a prompt ends, the second while tokens are generated. Both
-// observe everything from the first token on, each the masses that it asks for; what one drops is gone for the other.
+// observe everything from the first token on, each what it asks for; what one drops is gone for the other.
 // Thread-safety: as RetentionPolicy's.
 #pragma once
 

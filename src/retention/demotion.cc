@@ -16,8 +16,7 @@ constexpr int kMostRecall = 8;
 Status refuse_demotion(std::string_view text, std::string_view why) {
   return invalid_argument(
              "demote '{}': {}; give a codec (f16, q8, q4, q4o, q3, q2), 'file', or both as q4,file; then maybe "
-             "recall=4 "
-             "and, with both, memory=16MiB",
+             "recall=4 and, with both, memory=16MiB",
              text, why)
       .about({"demote"});
 }
@@ -31,9 +30,7 @@ bool read_recall(std::string_view text, int& recall) {
 
 Result<Demotion> parse_demotion(std::string_view text) {
   Demotion demotion;
-  bool any = false;
-  bool recall = false;
-  bool memory = false;
+  bool any = false, recall = false, memory = false;
   for (std::string_view rest = text;;) {
     const std::size_t comma = rest.find(',');
     const std::string_view item = rest.substr(0, comma);

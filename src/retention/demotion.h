@@ -1,10 +1,10 @@
-// Evict = demote: what becomes of the tokens that a policy drops, as an option of any policy that evicts.
+// Demotion: what becomes of the tokens that a policy drops, as an option of any policy that evicts.
 //
 //   h2o:budget=512,pos=original@demote=q4            kept in memory, in fewer bits
 //   h2o:budget=512,pos=original@demote=file          moved to a file, as the cache stores them
 //   h2o:budget=512,pos=original@demote=q4,file       both in turn
 //
-// The engine does what it says (offload/demoted_pages.h, offload/recall.h); policies see nothing of it.
+// The engine does the work (offload/demoted_pages.h, offload/recall.h); policies do not see it.
 // Thread-safety: plain values, pure functions.
 #pragma once
 
@@ -25,8 +25,8 @@ struct Demotion {
   std::optional<KvType> type;   // of dropped keys and values; none: as the cache stores them
   bool file = false;            // pages leave memory for a file
   int recall = kDefaultRecall;  // pages that a row reads again at most, in each layer and KV head
-  // With a file and a type: bytes of one sequence's pages that stay in memory, the newest; at least a page of each
-  // lane.
+  // With a file and a type: bytes of one sequence's newest pages that stay in memory; at least a page for each KV head
+  // of each layer.
   std::uint64_t memory = kDefaultMemory;
 
   bool operator==(const Demotion&) const = default;
@@ -36,7 +36,7 @@ struct Demotion {
 // kInvalidArgument, about "demote".
 Result<Demotion> parse_demotion(std::string_view text);
 
-// The shortest text that parse_demotion reads as this.
+// Returns the shortest text that parse_demotion reads as this demotion.
 std::string demotion_text(const Demotion& demotion);
 
 }  // namespace kvasir

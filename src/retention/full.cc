@@ -18,7 +18,6 @@ const PolicyInfo kFullPolicy{
     .reference = "ordinary attention",
     .options = {},
     .acts = "never: it drops nothing",
-    .evaluation_only = false,
     .make = make_full,
 };
 

@@ -13,7 +13,7 @@ namespace kvasir {
 
 inline constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 
-// Returns the least number of elements by which an array of this capacity grows, unless its limit is lower.
+// Returns the number of elements by which an array of this capacity grows at least, unless its limit is lower.
 constexpr std::size_t growth_step(std::size_t capacity) {
   return std::max<std::size_t>(capacity / 8, 16);
 }

@@ -15,21 +15,7 @@ constexpr PolicyOption kH2oOptions[] = {
     kProtectOption,
 };
 
-class H2oPolicy final : public ScoredPolicy {
- public:
-  H2oPolicy(Traits traits, const KeepRule& rule) : ScoredPolicy(std::move(traits)), rule_(rule) {}
-
-  std::optional<std::int64_t> bound() const override { return rule_.bound(); }
-  std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<H2oPolicy>(*this); }
-
- private:
-  std::int64_t most_kept(std::int64_t seen) const override { return rule_.most_kept(seen); }
-  void prune(ScoreList& list, const Step& step) override { rule_.drop_excess(list, step.seen(), list.values()); }
-
-  KeepRule rule_;
-};
-
-// Puts a number in place of recent=auto: at most what the sinks leave of the budget.
+// Replaces recent=auto by a number: at most what the sinks leave of the budget.
 Status fill_in_recent(PolicyOptions& filled) {
   if (filled.value("recent") != "auto") return {};
   KVASIR_ASSIGN_OR_RETURN(const Budget budget, filled.get_budget("budget", kMostTokens));
@@ -45,12 +31,9 @@ Result<std::unique_ptr<RetentionPolicy>> make_h2o(const PolicyOptions& given) {
   PolicyOptions filled = given;
   KVASIR_RETURN_IF_ERROR(fill_in_recent(filled));
   KVASIR_ASSIGN_OR_RETURN(const KeepRule rule, KeepRule::read(filled));
-  ScoredPolicy::Traits traits;
-  KVASIR_ASSIGN_OR_RETURN(traits.positions, filled.get_positions());
-  KVASIR_ASSIGN_OR_RETURN(traits.scope, filled.get_scope());
+  KVASIR_ASSIGN_OR_RETURN(ScoredPolicy::Traits traits, ScoredPolicy::Traits::read(filled, {"budget", "recent"}));
   traits.reduction = MassReduction::kSum;
-  traits.spec = filled.canonical({"budget", "recent"});
-  return {std::make_unique<H2oPolicy>(std::move(traits), rule)};
+  return {std::make_unique<KeepHighestPolicy>(traits, rule)};
 }
 
 }  // namespace
@@ -63,7 +46,6 @@ const PolicyInfo kH2oPolicy{
     .reference = "H2O, Zhang et al., arXiv 2306.14048, algorithm 1",
     .options = kH2oOptions,
     .acts = "after every token, for each layer",
-    .evaluation_only = false,
     .make = make_h2o,
 };
 

@@ -43,7 +43,7 @@ class KMeans {
       nearest[c].second = c;
       double least = std::numeric_limits<double>::infinity();
       for (std::size_t head = 0; head < heads_; ++head)
-        // The two heads of a cluster are equally near, but for rounding: the lower one counts.
+        // The two heads of a cluster are equally near, but for rounding: takes the lower one.
         if (cluster_[head] == c && (nearest[c].first < 0 || distance(head, c) < least * (1 - 1e-9))) {
           least = distance(head, c);
           nearest[c].first = static_cast<int>(head);
@@ -75,8 +75,8 @@ class KMeans {
     for (std::size_t i = 0; i < heads_; ++i) centroids_[cluster * heads_ + i] = rows_[head * heads_ + i];
   }
 
-  // k-means++ (Arthur, Vassilvitskii 2007): each next centre with probability in proportion to its squared distance
-  // from the nearest one so far; where all are at distance 0, the lowest head that is none yet.
+  // k-means++ (Arthur, Vassilvitskii 2007): draws each next centre with probability in proportion to its squared
+  // distance from the nearest one so far; if all distances are 0, takes the lowest head that is no centre yet.
   void seed(SplitMix& draw) {
     std::vector<bool> taken(heads_, false);
     std::vector<double> nearest(heads_, std::numeric_limits<double>::infinity());
@@ -88,7 +88,7 @@ class KMeans {
         head = heads_;
         for (std::size_t h = 0; h < heads_ && sum > 0; ++h) {
           if (nearest[h] <= 0) continue;
-          head = h;  // the last one, should rounding leave something
+          head = h;  // the last one, if rounding leaves something
           if ((left -= nearest[h]) < 0) break;
         }
         if (head == heads_) head = static_cast<std::size_t>(std::ranges::find(taken, false) - taken.begin());
@@ -112,7 +112,7 @@ class KMeans {
     return changed;
   }
 
-  // An empty cluster takes, of those that are not alone, the head that is farthest from its centroid.
+  // Moves to each empty cluster the head that is farthest from its centroid, among heads that are not alone.
   void fill_empty() {
     std::vector<int> size(clusters_, 0);
     for (const std::size_t c : cluster_) ++size[c];

@@ -13,20 +13,13 @@ namespace {
 
 constexpr std::string_view kFirstLine = "kvasir head profile 1";
 
-void append_number(std::string& out, double value) {
-  char digits[32];
-  out.append(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);
-}
-
 template <class Number>
 void append_line(std::string& out, std::string_view key, std::span<const Number> values) {
   out += key;
   for (const Number value : values) {
+    char digits[32];
     out += ' ';
-    if constexpr (std::is_same_v<Number, double>)
-      append_number(out, value);
-    else
-      out += fmt::format("{}", value);
+    out.append(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);
   }
   out += '\n';
 }
@@ -37,27 +30,25 @@ std::string checksum_of(std::string_view text) {
   return hasher.digest().hex();
 }
 
-// Reads a file line by line. The first error stays.
+// Reads a file line by line, and keeps the first error.
 class Lines {
  public:
   Lines(std::string_view text, const std::string& name) : rest_(text), name_(name) {}
 
-  // The rest of the next line, which must begin with `key`. Empty after an error.
+  // Returns the rest of the next line, which must begin with `key`; empty after an error.
   std::string_view after(std::string_view key) {
     const std::size_t end = rest_.find('\n');
     ++line_;
     if (end == std::string_view::npos) return fail("is cut off");
     std::string_view line = rest_.substr(0, end);
-    if (!line.starts_with(key) || (line.size() > key.size() && line[key.size()] != ' ')) {
-      fail(fmt::format("is not '{} ...'", key));
-      return {};
-    }
+    if (!line.starts_with(key) || (line.size() > key.size() && line[key.size()] != ' '))
+      return fail(fmt::format("is not '{} ...'", key));
     rest_.remove_prefix(end + 1);
     line.remove_prefix(std::min(line.size(), key.size() + 1));
     return line;
   }
 
-  // One number of [low, high] behind `key`.
+  // Reads a line of `key` and one number in [low, high].
   std::uint64_t number(std::string_view key, std::uint64_t low, std::uint64_t high) {
     std::uint64_t value = 0;
     std::string_view text = after(key);
@@ -80,7 +71,7 @@ class Lines {
     return hash;
   }
 
-  // `count` numbers of [low, high] behind `key`.
+  // Reads a line of `key` and `count` numbers in [low, high].
   template <class Number>
   void numbers(std::string_view key, int count, Number low, Number high, std::vector<Number>& out) {
     std::string_view text = after(key);

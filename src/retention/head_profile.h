@@ -73,8 +73,8 @@ struct HeadProfile {
   bool operator==(const HeadProfile&) const = default;
 };
 
-// Fills `top` with the positions of the `k` largest weights, ascending; of equal ones the later. All of them if there
-// are no more than k. REQUIRES: no weight is NaN. `order`: scratch.
+// Fills `top` with the positions of the `k` largest weights, or of all if there are fewer, ascending; of equal weights
+// the later. REQUIRES: no weight is NaN. `order`: scratch.
 void top_positions(std::span<const double> weights, std::size_t k, std::vector<std::uint32_t>& order,
                    std::vector<std::uint32_t>& top);
 
@@ -94,10 +94,10 @@ double overlap_coefficient(const Ids& a, const Ids& b) {
   return static_cast<double>(common) / static_cast<double>(std::min(a.size(), b.size()));
 }
 
-// Representatives of a layer when none are asked for: a quarter of the KV heads, and at least 1 (2 of 8, 1 of 4).
+// Returns the default number of a layer's representatives: a quarter of the KV heads, and at least 1 (2 of 8, 1 of 4).
 int default_representatives(int kv_heads);
 
-// Clusters the heads of a layer into `reps` clusters, none empty. overlap: [heads * heads]. K-means++ with 16 starts
+// Clusters the heads of a layer into `reps` clusters, none empty. overlap: [heads, heads]. K-means++ with 16 starts
 // and the least sum of squares; ties go to the lower head or cluster. Depends on the arguments alone. REQUIRES: 1 <=
 // reps <= heads.
 HeadClusters cluster_heads(std::span<const double> overlap, int heads, int reps, std::uint64_t seed);
@@ -119,7 +119,7 @@ struct ProfileAgreement {
 Result<ProfileAgreement> compare_profiles(const HeadProfile& a, const HeadProfile& b);
 
 std::string format_head_profile(const HeadProfile& profile);
-// `name`: of the file, for messages. Errors: kInvalidArgument, one line that says which line of the file is wrong.
+// `name`: of the file, for messages. Errors: kInvalidArgument; the message names the line that is wrong.
 Result<HeadProfile> parse_head_profile(std::string_view text, const std::string& name);
 // Errors: those of reading and parsing.
 Result<HeadProfile> read_head_profile(const std::string& path);

@@ -46,7 +46,6 @@ class LethePolicy final : public ScoredPolicy, public KnowsPromptEnd {
   }
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<LethePolicy>(*this); }
 
-  const KnowsPromptEnd* knows_prompt_end() const override { return this; }
   void move_prompt_end(TokenIndex end) override {
     for (State& state : states_)
       if (state.prompt_end >= 0) state.prompt_end = end;
@@ -58,6 +57,8 @@ class LethePolicy final : public ScoredPolicy, public KnowsPromptEnd {
   }
 
  private:
+  Capabilities capabilities() const override { return ScoredPolicy::capabilities().with<KnowsPromptEnd>(this); }
+
   struct State {
     std::int64_t threshold = 0;  // L_evict
     TokenIndex prompt_end = -1;  // of the prompt whose rows came last; -1: they were generated
@@ -106,12 +107,12 @@ class LethePolicy final : public ScoredPolicy, public KnowsPromptEnd {
     }
   }
 
-  // How many of the highest scores stand before the first sharp drop; -1: there is none (Eq. 4, read with >=).
+  // Returns how many scores precede the first sharp drop in descending order; -1: there is none (Eq. 4, with >=).
   std::int64_t breakpoint(const ScoreList& list) const {
     const std::int64_t held = list.size();
     std::vector<double> sorted(list.values().begin(), list.values().begin() + held);
     for (double& score : sorted)
-      if (score != score) score = std::numeric_limits<double>::infinity();  // a sort needs an order
+      if (score != score) score = std::numeric_limits<double>::infinity();  // std::sort needs an order of NaNs too
     std::sort(sorted.begin(), sorted.end(), std::greater<>());
     for (std::int64_t d = 1; d < options_.segments; ++d) {
       const std::int64_t cut = held * d / options_.segments;
@@ -121,7 +122,8 @@ class LethePolicy final : public ScoredPolicy, public KnowsPromptEnd {
     return -1;
   }
 
-  // Keeps the `top` highest scores, the sinks and the recent; false, and nothing changes, if those are max or more.
+  // Keeps the `top` highest scores, the sinks and the recent tokens. Returns false, and changes nothing, if these are
+  // `max` tokens or more.
   bool keep_top(ScoreList& list, std::int64_t top) const {
     const std::int64_t held = list.size();
     const std::int64_t recent = options_.recent_of(held);
@@ -169,11 +171,8 @@ Result<std::unique_ptr<RetentionPolicy>> make_lethe(const PolicyOptions& given) 
           protect > 0 && options.sinks == protect ? "protect" : "sinks", options.sinks, recent_share, recent,
           *options.max + 1, *options.max);
   }
-  ScoredPolicy::Traits traits;
-  KVASIR_ASSIGN_OR_RETURN(traits.positions, given.get_positions());
-  KVASIR_ASSIGN_OR_RETURN(traits.scope, given.get_scope());
+  KVASIR_ASSIGN_OR_RETURN(ScoredPolicy::Traits traits, ScoredPolicy::Traits::read(given, {"tau", "start"}));
   traits.reduction = MassReduction::kSum;
-  traits.spec = given.canonical({"tau", "start"});
   return {std::make_unique<LethePolicy>(std::move(traits), options)};
 }
 
@@ -191,7 +190,6 @@ const PolicyInfo kLethePolicy{
         "and 5, algorithm 1",
     .options = kLetheOptions,
     .acts = "when the tokens held exceed L_evict, for each layer",
-    .evaluation_only = false,
     .make = make_lethe,
 };
 

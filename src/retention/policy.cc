@@ -13,7 +13,7 @@ Status RetentionPolicy::demote(const Demotion& demotion) {
     return invalid_argument("what policy '{}' drops cannot be demoted: {}", traits_.spec, why)
         .about({"demote", "policy"});
   };
-  if (leaves_unread() != nullptr || (!traits_.compacts && !bound()))
+  if (as<LeavesUnread>() != nullptr || (!traits_.compacts && !bound()))
     return refuse("it drops nothing; choose one that evicts, such as h2o:budget=1024,pos=original");
   if (!traits_.run_capacities.empty() || (traits_.compacts && traits_.positions != PositionMode::kOriginal))
     return refuse(
@@ -32,8 +32,8 @@ Status RetentionPolicy::check_pages(const PolicyModel& model, const PageFormat& 
   if (traits_.rotations > kMostRoundings && is_encoded(page.key) && page.key != KvType::kQ8)
     return invalid_argument(
                "policy '{}' rotates each key {} times while it is held, and keys in {} are rounded anew each time, "
-               "which "
-               "ruins the text; leave realign=rotate out, prune more rarely (every=N), or store keys in q8 or more",
+               "which ruins the text; leave realign=rotate out, prune more rarely (every=N), or store keys in q8 or "
+               "more",
                traits_.spec, traits_.rotations, kv_type_name(page.key))
         .about({"policy", "kv_type"});
   if (!traits_.demotion) return {};
@@ -86,42 +86,42 @@ Status RetentionPolicy::restore(ByteReader& in) {
 
 const std::vector<MassReduction>& reductions_of(const RetentionPolicy& policy) {
   static const std::vector<MassReduction> kNone;
-  const ObservesMasses* masses = policy.observes_masses();
+  const ObservesMasses* masses = policy.as<ObservesMasses>();
   return masses != nullptr ? masses->reductions() : kNone;
 }
 
 bool wants_row(const RetentionPolicy& policy, const PolicyChunk& chunk, int row) {
-  const ObservesMasses* masses = policy.observes_masses();
+  const ObservesMasses* masses = policy.as<ObservesMasses>();
   return masses != nullptr && masses->wants_row(chunk, row);
 }
 
 int chunk_rows(const RetentionPolicy& policy, int want) {
-  const HidesRanges* ranges = policy.hides_ranges();
+  const HidesRanges* ranges = policy.as<HidesRanges>();
   return ranges != nullptr ? ranges->chunk_rows(want) : want;
 }
 
 void find_hidden(const RetentionPolicy& policy, const PolicyChunk& chunk, std::span<IndexRange> rows) {
   KVASIR_CHECK(std::ssize(rows) == chunk.rows);
-  if (const HidesRanges* ranges = policy.hides_ranges()) return ranges->hidden(chunk, rows);
+  if (const HidesRanges* ranges = policy.as<HidesRanges>()) return ranges->hidden(chunk, rows);
   std::ranges::fill(rows, IndexRange{});
 }
 
 bool all_read(const RetentionPolicy& policy) {
-  const LeavesUnread* unread = policy.leaves_unread();
+  const LeavesUnread* unread = policy.as<LeavesUnread>();
   return unread == nullptr || unread->all_read();
 }
 
 std::int64_t shared_prefix(const RetentionPolicy& policy, std::int64_t n) {
-  const KnowsPromptEnd* knows = policy.knows_prompt_end();
+  const KnowsPromptEnd* knows = policy.as<KnowsPromptEnd>();
   return knows != nullptr ? knows->shared_prefix(n) : n;
 }
 
 void move_prompt_end(RetentionPolicy& policy, TokenIndex end) {
-  if (KnowsPromptEnd* knows = policy.knows_prompt_end()) knows->move_prompt_end(end);
+  if (KnowsPromptEnd* knows = policy.as<KnowsPromptEnd>()) knows->move_prompt_end(end);
 }
 
 Status check_model(const RetentionPolicy& policy, const PolicyModel& model) {
-  const DependsOnModel* depends = policy.depends_on_model();
+  const DependsOnModel* depends = policy.as<DependsOnModel>();
   return depends != nullptr ? depends->check_model(model) : Status();
 }
 

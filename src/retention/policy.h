@@ -1,14 +1,14 @@
-// The interface of retention policies: a small core, which every policy implements, and capabilities, which a policy
-// has or has not (capabilities.h). A policy decides which tokens of a text stay in the KV cache. It sees attention
-// masses, keys, values and sums of queries if it asks for them, and never a page. It is deterministic. The engine,
-// replay and tests call the same object in the same order.
+// The interface of retention policies: a small core that every policy implements, and optional capabilities
+// (capabilities.h). A policy decides which tokens of a text stay in the KV cache. It sees attention masses, keys,
+// values and sums of queries if it asks for them, and never a page. It is deterministic. The engine, replay and tests
+// call the same object in the same order.
 //
 // Chunks. A policy decides once per chunk. A chunk is a run of consecutive tokens of a prompt, or one generated token.
 // Prompts are cut on a grid anchored at token 0, and where they end. The engine may compute a chunk in several forward
 // passes; a policy is told of the chunk alone. A page table does not change during a chunk, but for the chunk's own
 // tokens.
 //
-// A caller asks for the capabilities once, when it takes the policy, and then calls in this order:
+// A caller asks for the capabilities (RetentionPolicy::as) once, when it takes the policy, then calls in this order:
 //
 //   begin(layout)                          once
 //   HidesRanges::chunk_rows(want)          how many of the next tokens form a chunk
@@ -21,8 +21,8 @@
 //   end_chunk(chunk, table, plan)          once per table, when all rows of the chunk have run
 //   finish_chunk(chunk, table, plan)       once per table, when end_chunk was called for all tables
 //
-// State changes in begin, observe, read_queries, read_kv, end_chunk, finish_chunk, forget, move_prompt_end and restore
-// alone. A chunk that is given up before its first observe leaves no trace.
+// Only begin, observe, read_queries, read_kv, end_chunk, finish_chunk, forget, move_prompt_end and restore change the
+// state. A chunk that is given up before its first observe leaves no trace.
 //
 // Two kinds of eviction. A policy evicts whole ranges of old tokens (full, window, streaming), or single tokens
 // (PolicyTraits::compacts). The first kind has the capability HidesRanges: each row of a chunk sees what it would see
@@ -68,22 +68,22 @@ struct PolicyTraits {
   PositionMode positions = PositionMode::kCompact;
   Realign realign = Realign::kFrames;
   std::int64_t rotations = 0;  // with Realign::kRotate: how often a key is rotated while it is held
-  int chunk = 0;  // tokens of a prompt per decision, unless the user sets another number; 0: it changes nothing
-  // Tokens that runs 1, 2, … can hold (run 0 is where tokens enter; it holds the rest). Empty: there is only run 0.
+  int chunk = 0;               // default tokens of a prompt per decision; 0: the number changes no result
+  // Tokens that runs 1, 2, … can hold. Tokens enter run 0, which holds the rest. Empty: run 0 is the only one.
   std::vector<std::int64_t> run_capacities;
-  // Any token may be dropped or moved: holes are masked, then compacted. False: whole ranges leave, with one hole at
-  // most.
+  // Any token may be dropped or moved: holes are masked, then compacted. False: whole ranges are dropped, and there is
+  // one hole at most.
   bool compacts = false;
-  // What it drops is kept elsewhere, and read again by generated tokens and by the last one of a prompt.
+  // Set: dropped tokens are kept elsewhere, and read again by generated tokens and by a prompt's last token.
   std::optional<Demotion> demotion;
   // All tokens of a prompt are held until it has been read to its end.
   bool holds_prompts = false;
-  // Ranges: the first tokens of the text that stay while tokens behind them leave, and so come nearer to later tokens.
-  // All other tokens only ever get farther from those that follow.
+  // Of policies that drop ranges: how many first tokens of the text stay while tokens behind them leave. Later tokens
+  // come nearer to these; the distance to all others only grows.
   std::int64_t sinks = 0;
 
-  // Whether a prompt's last token is a chunk of its own. Where chunks change nothing, they then do not decide either
-  // what has been demoted when that token reads it.
+  // Whether a prompt's last token is a chunk of its own. It reads demoted tokens; which ones must not depend on the
+  // chunk size where nothing else does.
   bool last_alone() const { return demotion && !compacts; }
 };
 
@@ -99,29 +99,30 @@ class RetentionPolicy {
   virtual std::optional<std::int64_t> bound() const = 0;
   ContextUse context_use() const;
 
-  // Whether the policy works with pages of a format: it may rotate keys that lose bits whenever they are stored, or
-  // demote what it evicts. Errors: kInvalidArgument.
+  // Checks that the policy works with pages of this format: keys may be rotated and rounded too often, and not every
+  // format can be demoted. Errors: kInvalidArgument.
   Status check_pages(const PolicyModel& model, const PageFormat& page) const;
 
-  // From now on what it evicts is demoted. Errors: kInvalidArgument where that is impossible: it evicts nothing, or
+  // Makes the policy demote what it evicts. Errors: kInvalidArgument where that is impossible: it evicts nothing, or
   // moves tokens to other positions, for which demoted keys are not rotated. REQUIRES: no chunk was taken in.
   Status demote(const Demotion& demotion);
 
-  // Whether a generated token is a chunk of its own in every run, and chunks show in decisions: the log of tokens must
-  // then tell prompts from what was generated.
+  // Whether a token that is read as generated may lead to other decisions than in a prompt. The log of tokens must then
+  // tell prompts from generated tokens.
   bool by_token() const {
-    return traits_.compacts || leaves_unread() || observes_masses() || reads_kv() || sums_queries() || traits_.demotion;
+    return traits_.compacts || as<LeavesUnread>() || as<ObservesMasses>() || as<ReadsKv>() || as<SumsQueries>() ||
+           traits_.demotion;
   }
 
   // An equal policy in an equal state, of the same class.
   virtual std::unique_ptr<RetentionPolicy> clone() const = 0;
 
   // Called once, before the first chunk and before restore.
-  virtual void begin(const TableLayout& layout) { static_cast<void>(layout); }
+  virtual void begin(const TableLayout& /*layout*/) {}
 
   // -- Between chunks: what it holds. --
 
-  // Tokens taken in so far: the first of the next chunk.
+  // Returns the number of tokens taken in so far: the index of the next chunk's first token.
   virtual TokenIndex seen() const = 0;
 
   // Appends the tokens that a table retains in a run, as ascending, disjoint ranges that do not touch.
@@ -135,20 +136,18 @@ class RetentionPolicy {
 
   // -- After a chunk. `plan` is clear; the caller applies what a call adds to it before the next call. --
 
-  // Takes the chunk in, and adds what the table evicts.
+  // Takes in the chunk's tokens, and adds what the table evicts.
   virtual void end_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) = 0;
 
   // Adds decisions that depend on all tables together.
-  virtual void finish_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) {
-    static_cast<void>(chunk), static_cast<void>(table), static_cast<void>(plan);
-  }
+  virtual void finish_chunk(const PolicyChunk& /*chunk*/, int /*table*/, KeepPlan& /*plan*/) {}
 
   // -- State. --
 
-  // Writes all that later decisions depend on. REQUIRES: no chunk is under way.
+  // Writes everything that later decisions depend on. REQUIRES: no chunk is under way.
   void save(ByteWriter& out) const;
 
-  // Continues where an equal policy was saved. REQUIRES: begin was called, with the layout that the other had. Errors:
+  // Continues where an equal policy was saved. REQUIRES: begin was called, with the saved policy's layout. Errors:
   // kDataLoss for bytes that no such policy writes; the object may then only be destroyed. An accepted state is
   // consistent in itself; the caller must check that it agrees with the page tables (seen, retained).
   Status restore(ByteReader& in);
@@ -159,26 +158,17 @@ class RetentionPolicy {
   // Never exceeded by state_bytes() in a sequence of up to `tokens` tokens, in chunks of up to `chunk` rows.
   virtual std::uint64_t most_state_bytes(const TableLayout& layout, std::int64_t tokens, int chunk) const = 0;
 
-  // -- Its capabilities; null: it lacks one. The answers never change. --
+  // -- Capabilities. --
 
-  virtual const ObservesMasses* observes_masses() const { return nullptr; }
-  virtual const ReadsKv* reads_kv() const { return nullptr; }
-  virtual const SumsQueries* sums_queries() const { return nullptr; }
-  virtual const WeighsSlots* weighs_slots() const { return nullptr; }
-  virtual const HidesRanges* hides_ranges() const { return nullptr; }
-  virtual const LeavesUnread* leaves_unread() const { return nullptr; }
-  virtual const RanksSegments* ranks_segments() const { return nullptr; }
-  virtual const FollowsHeads* follows_heads() const { return nullptr; }
-  virtual const KnowsPromptEnd* knows_prompt_end() const { return nullptr; }
-  virtual const DependsOnModel* depends_on_model() const { return nullptr; }
-  virtual const JoinsAnother* joins_another() const { return nullptr; }
-
-  // Of a policy that may be changed.
-  ObservesMasses* observes_masses() { return changeable(std::as_const(*this).observes_masses()); }
-  ReadsKv* reads_kv() { return changeable(std::as_const(*this).reads_kv()); }
-  SumsQueries* sums_queries() { return changeable(std::as_const(*this).sums_queries()); }
-  KnowsPromptEnd* knows_prompt_end() { return changeable(std::as_const(*this).knows_prompt_end()); }
-  JoinsAnother* joins_another() { return changeable(std::as_const(*this).joins_another()); }
+  // Returns the policy as a capability, such as as<ReadsKv>(); null: it lacks that. The answer never changes.
+  template <class Capability>
+  const Capability* as() const {
+    return capabilities().get<Capability>();
+  }
+  template <class Capability>
+  Capability* as() {  // which is a part of this object, so that it may be changed too
+    return const_cast<Capability*>(std::as_const(*this).template as<Capability>());
+  }
 
  protected:
   explicit RetentionPolicy(PolicyTraits traits) : traits_(std::move(traits)) {}
@@ -190,32 +180,29 @@ class RetentionPolicy {
   virtual void save_state(ByteWriter& out) const = 0;
   virtual bool restore_state(ByteReader& in) = 0;
 
- private:
-  // They are bases of this very object.
-  template <class Capability>
-  static Capability* changeable(const Capability* capability) {
-    return const_cast<Capability*>(capability);
-  }
+  // Names the capabilities that the policy has; always the same.
+  virtual Capabilities capabilities() const { return {}; }
 
+ private:
   PolicyTraits traits_;
 };
 
-// -- What capabilities say, and what holds without them. --
+// -- Answers of capabilities, with defaults for policies that lack them. --
 
-// Empty: it does not look at attention.
+// Returns ObservesMasses::reductions; empty if the policy does not look at attention.
 const std::vector<MassReduction>& reductions_of(const RetentionPolicy& policy);
-// Whether it wants any mass of a row.
+// Whether the policy wants any mass of a row.
 bool wants_row(const RetentionPolicy& policy, const PolicyChunk& chunk, int row);
-// All of `want`, unless HidesRanges says otherwise.
+// Returns HidesRanges::chunk_rows; by default `want`.
 int chunk_rows(const RetentionPolicy& policy, int want);
-// Empty ranges, unless HidesRanges says otherwise.
+// Calls HidesRanges::hidden; by default sets empty ranges.
 void find_hidden(const RetentionPolicy& policy, const PolicyChunk& chunk, std::span<IndexRange> rows);
-// True, unless LeavesUnread says otherwise.
+// Returns LeavesUnread::all_read; by default true.
 bool all_read(const RetentionPolicy& policy);
-// n, unless KnowsPromptEnd says otherwise.
+// Returns KnowsPromptEnd::shared_prefix; by default n.
 std::int64_t shared_prefix(const RetentionPolicy& policy, std::int64_t n);
 void move_prompt_end(RetentionPolicy& policy, TokenIndex end);
-// Ok, unless DependsOnModel says otherwise.
+// Returns DependsOnModel::check_model; by default ok.
 Status check_model(const RetentionPolicy& policy, const PolicyModel& model);
 
 }  // namespace kvasir

@@ -37,14 +37,14 @@ const PolicyOption* find_option(const PolicyInfo& info, std::string_view key) {
   return found != info.options.data() + info.options.size() ? found : nullptr;
 }
 
-// The whole of `text` as a number.
+// Parses the whole of `text` as a number.
 template <class Number>
 bool parse_number(std::string_view text, Number& value) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   return error == std::errc() && end == text.data() + text.size();
 }
 
-// "30%" or "12.5%" in millionths, 0 if it is nothing like it.
+// Parses a share such as "30%" or "12.5%" into millionths; 0: it is none.
 std::int64_t parse_share(std::string_view text) {
   constexpr std::size_t kDecimals = 4;
   if (!text.ends_with('%')) return 0;
@@ -61,7 +61,7 @@ std::int64_t parse_share(std::string_view text) {
   return millionths <= Budget::kWhole ? millionths : 0;
 }
 
-// One form for equal values: 0012 and 12, 30.0% and 30%.
+// Gives equal values one form: 0012 and 12, 30.0% and 30%.
 std::string normal_form(std::string_view text) {
   std::int64_t whole = 0;
   double real = 0;
@@ -83,7 +83,7 @@ SpecText split_demotion(std::string_view text) {
   return {text.substr(0, at), text.substr(at + kMark.size())};
 }
 
-// The parts of "a+b", split at each + that precedes a name: numbers may contain a + too.
+// Splits "a+b" at each + that precedes a name, since numbers may contain a + too.
 std::vector<std::string_view> split_parts(std::string_view text) {
   std::vector<std::string_view> parts;
   std::size_t begin = 0;
@@ -135,6 +135,17 @@ bool PolicyOptions::accepts(std::string_view key) const {
 }
 
 std::string_view PolicyOptions::value(std::string_view key) const {
+  if (reads_ != nullptr) reads_->emplace_back(key);
+  return peek(key);
+}
+
+std::string PolicyOptions::unread() const {
+  for (const auto& [name, value] : values_)
+    if (std::ranges::find(*reads_, name) == reads_->end()) return name;
+  return {};
+}
+
+std::string_view PolicyOptions::peek(std::string_view key) const {
   const PolicyOption* option = find_option(*find_policy(name_), key);
   KVASIR_CHECK(option != nullptr);
   const std::string* given = find(key);
@@ -230,7 +241,7 @@ std::string PolicyOptions::canonical(std::initializer_list<std::string_view> alw
   std::string out = name_;
   char separator = ':';
   for (const PolicyOption& option : find_policy(name_)->options) {
-    const std::string value = normal_form(this->value(option.name));
+    const std::string value = normal_form(peek(option.name));
     if (std::ranges::find(always, option.name) == always.end() && value == normal_form(option.default_value)) continue;
     out += fmt::format("{}{}={}", separator, option.name, value);
     separator = ',';

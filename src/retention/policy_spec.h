@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -41,57 +42,64 @@ class PolicyOptions {
   // Returns the value, or the option's default: tokens, from 1 to `most`, or a percentage above 0% up to 100% with at
   // most four decimals. Errors: kInvalidArgument.
   Result<Budget> get_budget(std::string_view key, std::int64_t most) const;
-  // Returns the option `protect` of a policy that keeps `size` tokens (0: without bound); 0 if the policy lacks the
+  // Returns the option `protect` of a policy that keeps `size` tokens (0: no bound); 0 if the policy lacks the
   // option. Errors: kInvalidArgument if it is more than half of the size.
   Result<std::int64_t> get_protect(std::int64_t size) const;
   // The options `pos` and `heads`, which mean the same in every policy that has them.
   Result<PositionMode> get_positions() const;
   Result<PolicyScope> get_scope() const;
 
-  // Whether the policy has the option; and its value as it was given, or its default.
-  bool accepts(std::string_view key) const;
+  bool accepts(std::string_view key) const;  // whether the policy has the option
+  // Returns the option's text as it was given, or its default.
   std::string_view value(std::string_view key) const;
 
-  // Gives the option a value: in place of the one it has, or behind all others. REQUIRES: accepts(key).
+  // Sets an option in its place, or behind all others if it was not given. REQUIRES: accepts(key).
   void set(std::string_view key, std::int64_t value);
   void set(std::string_view key, std::string value);
   void omit(std::string_view key);
 
-  // As it was given: options in their order.
+  // Returns the options as they were given, in their order.
   std::string text() const;
-  // In canonical form: the options in the policy's order, those of `always` and those that differ from their defaults,
-  // numbers without superfluous digits.
+  // Returns the canonical form: the options of `always` and those that differ from their defaults, in the policy's
+  // order, numbers without superfluous digits.
   std::string canonical(std::initializer_list<std::string_view> always) const;
 
-  bool operator==(const PolicyOptions&) const = default;
+  // Starts to note which options are read, in this object and its copies, so that make_policy can refuse an option that
+  // a policy lists but does not read, and hence does not check.
+  void note_reads() { reads_ = std::make_shared<std::vector<std::string>>(); }
+  // Returns a given option that was not read since note_reads; empty: there is none. REQUIRES: note_reads was called.
+  std::string unread() const;
+
+  bool operator==(const PolicyOptions& other) const { return name_ == other.name_ && values_ == other.values_; }
 
  private:
   const std::string* find(std::string_view key) const;
+  std::string_view peek(std::string_view key) const;
   Status refuse(std::string_view key, std::string_view kind) const;
 
   std::string name_;
   std::vector<std::pair<std::string, std::string>> values_;
+  std::shared_ptr<std::vector<std::string>> reads_;  // null: reads are not noted
 };
 
 struct PolicySpec {
-  std::vector<PolicyOptions> parts;  // one, or the two of a composition a+b (retention/composed.h)
-  std::optional<Demotion> demotion;  // of what is dropped: behind @demote= (retention/demotion.h)
+  std::vector<PolicyOptions> parts;  // one policy, or the two of a composition a+b (retention/composed.h)
+  std::optional<Demotion> demotion;  // what follows @demote= (retention/demotion.h)
 
   // Errors: kInvalidArgument, those of PolicyOptions::parse and parse_demotion, and for more than two parts.
   static Result<PolicySpec> parse(std::string_view text);
   // One policy, with its defaults. REQUIRES: there is such a policy.
   static PolicySpec named(std::string_view name) { return {{PolicyOptions(name)}, {}}; }
 
-  // Parsed again, it is equal.
-  std::string text() const;
+  std::string text() const;  // parse() of it gives an equal spec
   // Whether it is a baseline that only the evaluation of perplexity runs.
   bool evaluation_only() const;
 
   bool operator==(const PolicySpec&) const = default;
 };
 
-// For those who pass on texts: a spec with this demotion in place of its own; none for "off"; its own where `demotion`
-// is empty.
+// Returns the text of a spec with its demotion replaced: "off" removes it, an empty one keeps it. For callers that pass
+// texts on.
 std::string with_demotion(std::string_view spec, std::string_view demotion);
 
 }  // namespace kvasir

@@ -54,7 +54,7 @@ void PromptWindowPolicy::score(ScoreList& list, const Step& step, std::span<cons
     begin_window(step.table);
   }
   ++window.rows;
-  // What will be held when the prompt ends, less the window.
+  // The tokens held when the prompt ends, less the window.
   const std::int64_t earlier = static_cast<std::int64_t>(mass.size()) + step.prompt_left() - options_.window;
   if (earlier > 0) add_row(list, step, window.rows, mass.first(static_cast<std::size_t>(earlier)));
 }

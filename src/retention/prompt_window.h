@@ -20,11 +20,11 @@ struct PromptWindowOptions {
   bool max_pool = false;
   std::int64_t protect = 0;
 
-  // Tokens kept besides the window's, on average over the layers.
+  // Returns how many tokens are kept besides the window's, on average over the layers.
   std::int64_t ranked(std::int64_t seen) const { return std::max<std::int64_t>(budget.at(seen) - window, 0); }
 
-  // The options budget, window, kernel, protect and, where the policy has it, pool. Errors: kInvalidArgument for values
-  // out of range, an even kernel, a window above the budget or above what is protected leaves of it.
+  // Reads the options budget, window, kernel, protect and, if the policy has it, pool. Errors: kInvalidArgument for
+  // values out of range, an even kernel, a window above the budget or above what is protected leaves of it.
   static Result<PromptWindowOptions> read(const PolicyOptions& given, std::int64_t least_window = 1);
 };
 
@@ -37,23 +37,25 @@ class PromptWindowPolicy : public ScoredPolicy, public KnowsPromptEnd {
     return chunk.prompt && Step{chunk, 0, row}.prompt_left() < options_.window;
   }
   std::int64_t exact_prefix(std::int64_t n) const override { return std::max<std::int64_t>(n - options_.window, 0); }
-  const KnowsPromptEnd* knows_prompt_end() const final { return this; }
   std::int64_t shared_prefix(std::int64_t n) const override { return exact_prefix(n); }
 
  protected:
-  // Decides for each KV head, by the mean over its query heads, at the end of prompts; `traits` has the spec, the
-  // positions and the values.
+  // Sets the traits of a policy that decides for each KV head, by the mean over its query heads, at the end of prompts.
+  // `traits` has the spec, the positions and the values per token.
   PromptWindowPolicy(Traits traits, const PromptWindowOptions& options);
 
-  // One row of the window: its mass on the tokens before the window. `rows` counts it. As it stands, column 0 adds up.
+  Capabilities capabilities() const override { return ScoredPolicy::capabilities().with<KnowsPromptEnd>(this); }
+
+  // Takes a row of the window: its mass on the tokens before the window. `rows`: rows so far, this one included. The
+  // default adds the mass to column 0.
   virtual void add_row(ScoreList& list, const Step& step, std::int64_t rows, std::span<const double> mass);
-  // The first row of a prompt's window follows; all values are zeros.
-  virtual void begin_window(int table) { static_cast<void>(table); }
-  // The score of each token before the window, from `rows` rows.
+  // Called before the first row of a prompt's window, when all values are zero.
+  virtual void begin_window(int /*table*/) {}
+  // Writes the score of each token before the window, over `rows` rows.
   virtual void rank(ScoreList& list, std::int64_t rows, std::span<double> scores);
 
-  // Keeps the window and `ranked` of the tokens before it: those that are protected, even if they are more, and those
-  // of the highest pooled scores.
+  // Keeps the window and `ranked` of the tokens before it: the protected ones, even if they are more, and those of the
+  // highest pooled scores.
   void keep(ScoreList& list, int table, std::int64_t ranked);
 
   const PromptWindowOptions& options() const { return options_; }
@@ -76,7 +78,7 @@ class PromptWindowPolicy : public ScoredPolicy, public KnowsPromptEnd {
   std::vector<Window> windows_;
 };
 
-// One-dimensional pooling of width `kernel` (odd), centred, zeros beyond both ends: the sum divided by `kernel`, or the
+// Pools over a centred window of width `kernel` (odd), with zeros beyond both ends: the sum divided by `kernel`, or the
 // maximum.
 std::vector<double> pooled(std::span<const double> scores, std::int64_t kernel, bool max_pool);
 

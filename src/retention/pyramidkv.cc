@@ -19,7 +19,7 @@ constexpr PolicyOption kPyramidKvOptions[] = {
 class PyramidKvPolicy final : public PromptWindowPolicy {
  public:
   PyramidKvPolicy(Traits traits, const PromptWindowOptions& options, double beta)
-      : PromptWindowPolicy(std::move(traits), options), beta_(beta) {}
+      : PromptWindowPolicy(traits, options), beta_(beta) {}
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<PyramidKvPolicy>(*this); }
 
  private:
@@ -29,7 +29,7 @@ class PyramidKvPolicy final : public PromptWindowPolicy {
     keep(list, step.table, ranked_in(layer, list.size(), options().ranked(step.seen())));
   }
 
-  // What a layer keeps besides the window: falls linearly from the first to the last layer, `mean` on average.
+  // Returns what a layer keeps besides the window: it falls linearly from the first layer to the last, with this mean.
   std::int64_t ranked_in(int layer, std::int64_t held, std::int64_t mean) const {
     const auto b = static_cast<double>(mean);
     const auto earlier = static_cast<double>(held - options().window);
@@ -40,7 +40,7 @@ class PyramidKvPolicy final : public PromptWindowPolicy {
       least = 2 * b - most;
     }
     if (layout().layers == 1 || most < least || least < 0) return mean;
-    // Half is rounded up, where it is half but for the rounding of these numbers too.
+    // Rounds halves up, including those that rounding errors put just below a half.
     constexpr double kTie = 1e-9;
     return static_cast<std::int64_t>(std::floor(most - layer * (most - least) / (layout().layers - 1) + 0.5 + kTie));
   }
@@ -51,10 +51,9 @@ class PyramidKvPolicy final : public PromptWindowPolicy {
 Result<std::unique_ptr<RetentionPolicy>> make_pyramidkv(const PolicyOptions& given) {
   KVASIR_ASSIGN_OR_RETURN(const PromptWindowOptions options, PromptWindowOptions::read(given));
   KVASIR_ASSIGN_OR_RETURN(const double beta, given.get_double("beta", 0.01, 1e6));
-  ScoredPolicy::Traits traits;
-  KVASIR_ASSIGN_OR_RETURN(traits.positions, given.get_positions());
-  traits.spec = given.canonical({"budget", "window", "kernel"});
-  return {std::make_unique<PyramidKvPolicy>(std::move(traits), options, beta)};
+  KVASIR_ASSIGN_OR_RETURN(const ScoredPolicy::Traits traits,
+                          ScoredPolicy::Traits::read(given, {"budget", "window", "kernel"}));
+  return {std::make_unique<PyramidKvPolicy>(traits, options, beta)};
 }
 
 }  // namespace
@@ -68,7 +67,6 @@ const PolicyInfo kPyramidKvPolicy{
     .reference = "PyramidKV, Cai et al., arXiv 2406.02069",
     .options = kPyramidKvOptions,
     .acts = "at the end of a prompt, for each KV head",
-    .evaluation_only = false,
     .make = make_pyramidkv,
 };
 

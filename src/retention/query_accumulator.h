@@ -1,5 +1,5 @@
-// Adds up the queries of a chunk (QuerySums, retention/capabilities.h): the one place that does, for the engine and for
-// replay, so that they agree bit for bit.
+// Adds up the queries of a chunk (QuerySums, retention/capabilities.h), for both the engine and replay, so that they
+// agree bit for bit.
 // Thread-safety: add may be called for different heads from several threads at once; otherwise none.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace kvasir {
 
 class QueryAccumulator {
  public:
-  // Bytes of the sums of so many query heads, which begin allocates.
+  // Returns the bytes that begin allocates for so many query heads.
   static std::uint64_t bytes_for(int heads, int head_dim) {
     return static_cast<std::uint64_t>(heads) * doubles(head_dim) * sizeof(double);
   }
@@ -21,9 +21,9 @@ class QueryAccumulator {
 
   // Makes room for so many heads, with sums of zero.
   void begin(int heads, int head_dim);
-  // Adds one query to a head: query.size() is head_dim. Rows are to be added in order.
+  // Adds one query to a head's sums. Rows come in order. REQUIRES: query.size() is head_dim.
   void add(int head, std::span<const float> query);
-  // The sums of heads [first, first + count), which are of `rows` rows. Valid until begin or end.
+  // Returns the sums of heads [first, first + count) over `rows` rows. Valid until begin or end.
   QuerySums of(int first, int count, std::int64_t rows) const;
   // Gives the memory back.
   void end() { sums_ = std::vector<double>(); }

@@ -16,9 +16,7 @@ class QuestPolicy final : public RetentionPolicy, public LeavesUnread, public Ra
   std::optional<std::int64_t> bound() const override { return std::nullopt; }
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<QuestPolicy>(*this); }
   TokenIndex seen() const override { return seen_; }
-  const LeavesUnread* leaves_unread() const override { return this; }
   bool all_read() const override { return all_read_; }
-  const RanksSegments* ranks_segments() const override { return this; }
   const Budget& segment_budget() const override { return budget_; }
   void retained(int, int run, std::vector<IndexRange>& ranges) const override {
     if (run == 0 && seen_ > 0) ranges.push_back({0, seen_});
@@ -36,6 +34,7 @@ class QuestPolicy final : public RetentionPolicy, public LeavesUnread, public Ra
   std::uint64_t most_state_bytes(const TableLayout&, std::int64_t, int) const override { return 0; }
 
  private:
+  Capabilities capabilities() const override { return Capabilities().with<LeavesUnread, RanksSegments>(this); }
   void save_state(ByteWriter& out) const override {
     out.put(seen_);
     out.put(static_cast<std::uint8_t>(all_read_));
@@ -75,7 +74,6 @@ const PolicyInfo kQuestPolicy{
     .reference = "Quest: Tang et al., arXiv 2406.10774",
     .options = kQuestOptions,
     .acts = "for every generated token, per KV head, from the third layer on; it drops nothing",
-    .evaluation_only = false,
     .make = make_quest,
 };
 

@@ -73,11 +73,8 @@ class RandomPolicy final : public ScoredPolicy {
 Result<std::unique_ptr<RetentionPolicy>> make_random(const PolicyOptions& given) {
   KVASIR_ASSIGN_OR_RETURN(const KeepRule rule, KeepRule::read(given));
   KVASIR_ASSIGN_OR_RETURN(const std::int64_t seed, given.get_int("seed", 0, std::int64_t{1} << 62));
-  ScoredPolicy::Traits traits;
+  KVASIR_ASSIGN_OR_RETURN(ScoredPolicy::Traits traits, ScoredPolicy::Traits::read(given, {"budget", "seed"}));
   traits.values_per_token = 0;
-  KVASIR_ASSIGN_OR_RETURN(traits.positions, given.get_positions());
-  KVASIR_ASSIGN_OR_RETURN(traits.scope, given.get_scope());
-  traits.spec = given.canonical({"budget", "seed"});
   return {std::make_unique<RandomPolicy>(std::move(traits), rule, seed)};
 }
 
@@ -90,7 +87,6 @@ const PolicyInfo kRandomPolicy{
     .reference = "a baseline of this project",
     .options = kRandomOptions,
     .acts = "after every token, for each layer",
-    .evaluation_only = false,
     .make = make_random,
 };
 

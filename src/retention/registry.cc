@@ -46,7 +46,12 @@ Result<std::unique_ptr<RetentionPolicy>> make_part(const PolicyOptions& options)
   if (info->evaluation_only)
     return invalid_argument("policy '{}' is a baseline for the evaluation of perplexity only; choose another",
                             options.name());
-  return info->make(options);
+  PolicyOptions noting = options;
+  noting.note_reads();
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, info->make(noting));
+  if (const std::string unread = noting.unread(); !unread.empty())
+    return invalid_argument("policy '{}' does not use its option '{}'; omit it", options.name(), unread);
+  return policy;
 }
 
 Status no_demoted(std::string_view spec) {
@@ -77,7 +82,7 @@ Result<std::unique_ptr<RetentionPolicy>> make_policy(std::string_view text) {
 Status check_saveable(const RetentionPolicy& policy) {
   const PolicyTraits& traits = policy.traits();
   if (traits.demotion) return no_demoted(traits.spec);
-  if (policy.follows_heads() != nullptr)
+  if (policy.as<FollowsHeads>() != nullptr)
     return unsupported(
                "a session under '{}' cannot be saved: session files do not hold offloaded keys and values; run it with "
                "offload=off",
@@ -89,7 +94,6 @@ Status check_saveable(const RetentionPolicy& policy) {
 Status check_saveable(const PolicySpec& spec) {
   const Result<std::unique_ptr<RetentionPolicy>> policy = make_policy(spec);
   if (policy.ok()) return check_saveable(**policy);
-  // Without the demotion there may be nothing else to refuse.
   return spec.demotion ? no_demoted(spec.text()) : Status();
 }
 
@@ -116,7 +120,7 @@ PolicySpec with_protection(const PolicySpec& spec, std::int64_t tokens) {
   };
   const auto works = [&](std::int64_t protect) { return make_policy(with(protect)).ok(); };
   if (tokens <= 0 || works(tokens)) return tokens <= 0 ? spec : with(tokens);
-  std::int64_t most = 0;  // that is known to work
+  std::int64_t most = 0;  // the largest known to work
   for (std::int64_t bad = tokens; bad - most > 1;) {
     const std::int64_t middle = most + (bad - most) / 2;
     (works(middle) ? most : bad) = middle;

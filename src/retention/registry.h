@@ -43,35 +43,35 @@ struct PolicyInfo {
 
 std::span<const PolicyInfo* const> all_policies();
 const PolicyInfo* find_policy(std::string_view name);  // nullptr if unknown
-// The same. Errors: kInvalidArgument; the message names all policies, and the nearest.
+// As find_policy. Errors: kInvalidArgument for an unknown name; the message names all policies, and the nearest.
 Result<const PolicyInfo*> policy_named(std::string_view name);
 
-// Makes the policy of a spec. Errors: those of the policy's options, of a composition (retention/composed.h), of
-// RetentionPolicy::demote, and for policies that are for evaluation only.
+// Makes the policy of a spec. Errors: kInvalidArgument for invalid and unused options, for policies that do not go
+// together (retention/composed.h), for policies that only the evaluation runs, and those of RetentionPolicy::demote.
 Result<std::unique_ptr<RetentionPolicy>> make_policy(const PolicySpec& spec);
-// The same of a text. Errors: those of PolicySpec::parse too.
+// Parses the text first. Errors: those of PolicySpec::parse too.
 Result<std::unique_ptr<RetentionPolicy>> make_policy(std::string_view text);
 
-// Returns the spec with its size as `tokens`: cap, size, budget or max of the policy, or of the second of two. Errors:
-// kInvalidArgument if the spec gives that, or if the policy has no size.
+// Returns the spec with a size of `tokens`: cap, size, budget or max of the policy, or of the second of two. Errors:
+// kInvalidArgument if the spec gives a size already, or if the policy has none.
 Result<PolicySpec> with_size(PolicySpec spec, std::int64_t tokens);
 
-// Returns the spec with protect=`tokens`, or as much of that as it takes, in each of its policies that has this option
-// and does not give it: what a chat does for its system message.
+// Returns the spec with protect=`tokens`, or the most that it accepts, in each of its policies that has this option and
+// does not give it. Chats protect their system message so.
 PolicySpec with_protection(const PolicySpec& spec, std::int64_t tokens);
 
-// Returns how many of the first tokens of a text all policies of a spec protect, by this option; 0: none.
+// Returns how many first tokens of a text all policies of a spec protect by this option.
 std::int64_t protected_by(const PolicySpec& spec);
 
 // Returns the spec without protect in any of its policies.
 PolicySpec without_protection(PolicySpec spec);
 
-// Returns a spec that a file names in today's form. Canonical specs of earlier versions left out window and kernel of
-// snapkv, pyramidkv and cake where they were the defaults of then, 32 and 5.
+// Translates a spec from a file into today's form. Earlier versions left out window and kernel of snapkv, pyramidkv and
+// cake where these had their former defaults, 32 and 5.
 PolicySpec spec_of_file(PolicySpec spec);
 
-// Whether session files can hold what a sequence under this policy has. Errors: kUnsupported, where it demotes or
-// offloads. Of specs that make no policy, those that demote are refused too, and make_policy says why of others.
+// Checks that session files can hold a sequence under this policy. Errors: kUnsupported if it demotes or offloads. A
+// spec that makes no policy is refused only if it demotes; make_policy says what else is wrong with it.
 Status check_saveable(const RetentionPolicy& policy);
 Status check_saveable(const PolicySpec& spec);
 

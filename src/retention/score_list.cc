@@ -18,12 +18,12 @@ void erase_range(std::vector<T>& values, std::size_t first, std::size_t last) {
   values.erase(values.begin() + static_cast<std::ptrdiff_t>(first), values.begin() + static_cast<std::ptrdiff_t>(last));
 }
 
-// Room for what stands in front, too.
+// Adds room for the unused elements in front.
 constexpr std::size_t with_front(std::size_t limit, std::size_t front) {
   return limit > kNoLimit - front ? kNoLimit : limit + front;
 }
 
-// Gives the memory back, which clear does not.
+// Frees the memory, which clear does not.
 template <class T>
 void release(std::vector<T>& values) {
   std::vector<T>().swap(values);
@@ -32,8 +32,8 @@ void release(std::vector<T>& values) {
 }  // namespace
 
 std::int64_t place_of_lowest(std::span<const double> scores) {
-  // Block by block, so that the place is looked for in one of them only. Independent lanes, so that the compiler may
-  // use vectors; a comparison with NaN is false.
+  // Finds the lowest score by blocks, then its place in that block alone. Independent lanes let the compiler use
+  // vectors. A comparison with NaN is false.
   constexpr std::size_t kBlock = 512;
   std::array<double, 8> lanes;
   double lowest = kInfinity;
@@ -65,7 +65,7 @@ ScoreList::Lowest::Lowest(std::span<const double> scores, std::int64_t count) {
   const auto last = keys.begin() + (count - 1);
   std::nth_element(keys.begin(), last, keys.end());
   threshold_ = *last;
-  // What stands before the threshold is not above it.
+  // nth_element leaves nothing above the threshold before it.
   ties_ = 1 + std::count(keys.begin(), last, threshold_);
 }
 
@@ -108,7 +108,7 @@ void ScoreList::move(std::size_t from, std::size_t to) {
   if (!places_.empty()) places_[to] = places_[from];
 }
 
-// The tokens at [to, size()) are taken out, and `dropped` are as many.
+// Removes the tokens at [to, size()), which are as many as `dropped`.
 void ScoreList::close_gap(std::size_t to, std::span<const TokenIndex> dropped) {
   const std::size_t from = to + dropped.size();
   KVASIR_CHECK(static_cast<std::int64_t>(from) == size_);
@@ -178,7 +178,7 @@ void ScoreList::hand_over(KeepPlan& plan) {
   plan.held.insert(plan.held.end(), held_.begin(), held_.end());
   release(held_);
   if (size_ == all_) release(places_);
-  // After a prompt, its length is no measure of what is to come.
+  // After a long prompt much shorter arrays may do.
   constexpr std::size_t kMostSpare = 4;
   const std::size_t entered = front_ + static_cast<std::size_t>(all_);
   if (tokens_.capacity() > kMostSpare * (entered + kMostFront)) shrink(entered + growth_step(entered));
@@ -197,11 +197,10 @@ void ScoreList::shrink(std::size_t capacity) {
 
 void add_ranges(std::span<const TokenIndex> tokens, std::vector<IndexRange>& ranges) {
   for (const TokenIndex token : tokens) {
-    if (!ranges.empty() && ranges.back().end == token) {
+    if (!ranges.empty() && ranges.back().end == token)
       ++ranges.back().end;
-    } else {
+    else
       ranges.push_back({token, token + 1});
-    }
   }
 }
 

@@ -24,8 +24,8 @@ class ScoreList {
   explicit ScoreList(int values_per_token = 1) : values_(static_cast<std::size_t>(values_per_token)) {}
 
   std::int64_t size() const { return size_; }      // tokens retained
-  std::int64_t all() const { return all_; }        // and those that wait
-  TokenIndex next_token() const { return next_; }  // behind the last that entered
+  std::int64_t all() const { return all_; }        // tokens retained or waiting to be inserted
+  TokenIndex next_token() const { return next_; }  // the index behind the last token that entered
   std::span<const TokenIndex> tokens() const { return {tokens_.data() + front_, static_cast<std::size_t>(all_)}; }
   int values_per_token() const { return static_cast<int>(values_.size()); }
   std::span<double> values(int i = 0) { return std::span(values_[static_cast<std::size_t>(i)]).subspan(front_); }
@@ -33,8 +33,8 @@ class ScoreList {
     return std::span(values_[static_cast<std::size_t>(i)]).subspan(front_);
   }
 
-  // The tokens of the chunk enter, with zeros; nothing if they have. `track_places`: place_in_chunk will
-  // be asked for. `limit`: the most tokens that the list will ever hold, as far as is known.
+  // Lets the chunk's tokens enter, with zeros, unless they have. `track_places`: place_in_chunk will be called.
+  // `limit`: the most tokens that the list will ever hold, as far as is known.
   void enter(const PolicyChunk& chunk, bool track_places, std::size_t limit = kNoLimit);
   void insert_next() { ++size_; }
 
@@ -48,8 +48,8 @@ class ScoreList {
   // Drops the retained tokens at [first, last).
   void drop_range(std::int64_t first, std::int64_t last);
 
-  // Drops each retained token for which gone(place) is true. It is asked once for each, in ascending order, before any
-  // place changes.
+  // Drops each retained token for which gone(place) is true. Calls gone once per token, in ascending order, with the
+  // place that the token had before the call.
   template <class Gone>
   void drop_if(Gone&& gone) {
     std::vector<TokenIndex> dropped;
@@ -73,8 +73,8 @@ class ScoreList {
   // ascend.
   void forget(std::span<const IndexRange> ranges);
 
-  // Adds what was dropped since the last call to plan.drop, and the counts noted since to plan.held. Gives memory back
-  // if the list has become much shorter than its arrays.
+  // Adds the tokens dropped since the last call to plan.drop, and the counts noted since then to plan.held. Frees
+  // memory if the list has become much shorter than its arrays.
   void hand_over(KeepPlan& plan);
 
   // Notes how many tokens are retained now, for KeepPlan::held.
@@ -82,16 +82,16 @@ class ScoreList {
 
   // REQUIRES: no chunk is under way.
   void save(ByteWriter& out) const;
-  // False for bytes that save does not write, or if other than `next` tokens were seen. Any number is a score.
+  // Returns false for bytes that save does not write, or if other than `next` tokens were seen. Any number is a score.
   bool restore(ByteReader& in, TokenIndex next, std::size_t limit = kNoLimit);
 
-  // Bytes allocated, and the most that there can be for up to `tokens` entered tokens in chunks of up to `rows`.
+  // Bytes allocated now, and the most for up to `tokens` entered tokens in chunks of up to `rows` rows.
   std::uint64_t bytes() const;
   static std::uint64_t most_bytes(int values_per_token, std::size_t tokens, std::size_t limit, int rows,
                                   bool tracks_places);
 
-  // For the `count` lowest of a list of scores: asked in ascending order of place, says whether a score is one of them.
-  // Of equal scores the first ones are.
+  // Says whether a score is among the `count` lowest of a list; of equal scores the first ones are. REQUIRES: it is
+  // called for all scores of the list, in their order.
   class Lowest {
    public:
     Lowest(std::span<const double> scores, std::int64_t count);
@@ -106,7 +106,7 @@ class ScoreList {
    private:
     static double key_of(double score);
     double threshold_;
-    std::int64_t ties_ = 0;  // scores equal to the threshold that are still to be counted in
+    std::int64_t ties_ = 0;  // how many more scores equal to the threshold are among the lowest
   };
 
  private:
@@ -118,25 +118,24 @@ class ScoreList {
   // The largest front_.
   static constexpr std::size_t kMostFront = 24;
 
-  // Unused elements at the begin of tokens_ and of each array of values. A single token is dropped by moving those
-  // before it up if they are fewer than those behind it: attention spares the newest, so that most that leave stand
-  // near the begin.
+  // Unused elements at the front of tokens_ and of each array of values. To drop a single token, the shorter side of
+  // the array moves: mostly the side before it, since policies mostly keep the newest tokens.
   std::size_t front_ = 0;
-  // Places [0, all_), then what was dropped since the last hand_over: a token never needs room twice.
+  // Places [0, all_), then the tokens dropped since the last hand_over, so that no token needs room twice.
   std::vector<TokenIndex> tokens_;
   std::vector<std::vector<double>> values_;
-  std::vector<std::int32_t> places_;  // of a chunk; empty: every token stands where it stood
-  std::vector<std::int64_t> held_;    // of a chunk
+  std::vector<std::int32_t> places_;  // place_in_chunk of each place; empty: no place changed
+  std::vector<std::int64_t> held_;    // counts noted since the last hand_over
   std::int64_t size_ = 0;
   std::int64_t all_ = 0;
   TokenIndex next_ = 0;
 };
 
-// Appends ascending tokens as ranges that do not touch.
+// Appends ascending tokens to `ranges` as ranges that do not touch.
 void add_ranges(std::span<const TokenIndex> tokens, std::vector<IndexRange>& ranges);
 
-// The place of the smallest of the scores; of equal ones the first. NaNs are passed over; 0 if there is nothing else.
-// REQUIRES: scores is not empty.
+// Returns the place of the smallest score; of equal ones the first. Ignores NaNs; 0 if there is nothing else. REQUIRES:
+// scores is not empty.
 std::int64_t place_of_lowest(std::span<const double> scores);
 
 }  // namespace kvasir

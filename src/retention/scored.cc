@@ -32,7 +32,7 @@ void KeepRule::drop_excess(ScoreList& list, std::int64_t seen, std::span<const d
 }
 
 std::int64_t KeepRule::undropped(std::int64_t n) const {
-  // What is above a budget never shrinks while all tokens are held: the first excess can be searched for.
+  // While all tokens are held the excess never shrinks, so its first token can be found by bisection.
   std::int64_t good = 0;
   for (std::int64_t bad = n + 1; bad - good > 1;) {
     const std::int64_t middle = good + (bad - good) / 2;
@@ -44,29 +44,55 @@ std::int64_t KeepRule::undropped(std::int64_t n) const {
 namespace {
 
 PolicyTraits policy_traits(const ScoredPolicy::Traits& scored) {
-  PolicyTraits traits;
-  traits.spec = scored.spec;
-  traits.scope = scored.scope;
-  traits.positions = scored.positions;
-  traits.chunk = 256;
-  traits.run_capacities = scored.run_capacities;
-  traits.compacts = true;
-  traits.holds_prompts = scored.acts != ScoredPolicy::Acts::kAlways;
-  return traits;
+  return {.spec = scored.spec,
+          .scope = scored.scope,
+          .positions = scored.positions,
+          .chunk = 256,
+          .run_capacities = scored.run_capacities,
+          .compacts = true,
+          .holds_prompts = scored.acts != ScoredPolicy::Acts::kAlways};
+}
+
+// Whether a policy that acts at such times prunes after a step.
+bool may_prune(ScoredPolicy::Acts acts, const ScoredPolicy::Step& step) {
+  switch (acts) {
+    case ScoredPolicy::Acts::kAlways: return true;
+    case ScoredPolicy::Acts::kAtPromptEnd: return step.ends_prompt();
+    case ScoredPolicy::Acts::kWhileGenerating: return !step.chunk.prompt;
+  }
+  return false;
 }
 
 }  // namespace
 
+Result<ScoredPolicy::Traits> ScoredPolicy::Traits::read(const PolicyOptions& given,
+                                                        std::initializer_list<std::string_view> always) {
+  Traits traits{.spec = given.canonical(always)};
+  if (given.accepts("pos")) {
+    KVASIR_ASSIGN_OR_RETURN(traits.positions, given.get_positions());
+  }
+  if (given.accepts("heads")) {
+    KVASIR_ASSIGN_OR_RETURN(traits.scope, given.get_scope());
+  }
+  return traits;
+}
+
 ScoredPolicy::ScoredPolicy(const Traits& traits)
     : RetentionPolicy(policy_traits(traits)),
       ObservesMasses(traits.reduction ? std::vector{*traits.reduction} : std::vector<MassReduction>()),
+      ReadsKv(traits.keys, traits.values),
       acts_(traits.acts),
       values_per_token_(traits.values_per_token),
-      by_row_(traits.by_row),
-      keys_(traits.keys),
-      values_(traits.values) {
+      by_row_(traits.by_row) {
   KVASIR_CHECK(!traits.reduction || traits.scope != PolicyScope::kSequence);
-  KVASIR_CHECK(!by_row_ || (values_per_token_ > 0 && traits.reduction && !keys_ && !values_));
+  KVASIR_CHECK(!by_row_ || (values_per_token_ > 0 && traits.reduction && !traits.keys && !traits.values));
+}
+
+Capabilities ScoredPolicy::capabilities() const {
+  return Capabilities()
+      .with<JoinsAnother>(this)
+      .with<ObservesMasses>(reductions().empty() ? nullptr : this)
+      .with<ReadsKv>(wants_keys() || wants_values() ? this : nullptr);
 }
 
 void ScoredPolicy::begin(const TableLayout& layout) {
@@ -80,12 +106,12 @@ void ScoredPolicy::retained(int table, int run, std::vector<IndexRange>& ranges)
 }
 
 std::int64_t ScoredPolicy::exact_prefix(std::int64_t n) const {
-  if (reads_kv() != nullptr) return 0;
+  if (as<ReadsKv>() != nullptr) return 0;
   n = std::max<std::int64_t>(n, 0);
   if (acts_ == Acts::kAlways) return reductions().empty() ? undropped(n) : 0;
   if (!reductions().empty() && !by_row_) return 0;
   if (acts_ == Acts::kWhileGenerating) return n;
-  // At the end of the prompt its last row is looked at, and tokens may go.
+  // The prompt's last row is observed, and tokens may be dropped there.
   return reductions().empty() && undropped(n) == n ? n : std::max<std::int64_t>(n - 1, 0);
 }
 
@@ -94,26 +120,17 @@ void ScoredPolicy::score(ScoreList& list, const Step&, std::span<const double> m
   for (std::size_t i = 0; i < mass.size(); ++i) scores[i] += mass[i];
 }
 
-bool ScoredPolicy::may_prune(const Step& step) const {
-  switch (acts_) {
-    case Acts::kAlways: return true;
-    case Acts::kAtPromptEnd: return step.ends_prompt();
-    case Acts::kWhileGenerating: return !step.chunk.prompt;
-  }
-  return false;
-}
-
 bool ScoredPolicy::wants(const PolicyChunk& chunk, int row, int) const {
-  return !by_row_ || may_prune({chunk, 0, row});
+  return !by_row_ || may_prune(acts_, {chunk, 0, row});
 }
 
 void ScoredPolicy::insert(ScoreList& list, const Step& step) {
   list.insert_next();
-  if (may_prune(step)) prune(list, step);
+  if (may_prune(acts_, step)) prune(list, step);
   if (step.chunk.rows > 1) list.note_held();
 }
 
-// The most tokens that a list holds while a chunk of `rows` rows is under way, as far as is known.
+// Returns the most tokens that a list holds while a chunk of `rows` rows is under way; kNoLimit: unknown.
 std::size_t ScoredPolicy::most_held(int rows) const {
   const std::optional<std::int64_t> bound = this->bound();
   return acts_ == Acts::kAlways && bound ? static_cast<std::size_t>(*bound - 1 + rows) : kNoLimit;
@@ -130,10 +147,10 @@ void ScoredPolicy::observe(const PolicyChunk& chunk, int table, int row,
     KVASIR_CHECK(std::ssize(mass) == list.size() + row + 1);
     return score(list, step, mass);
   }
-  // Rows that were not wanted are not shown; nothing is pruned at them.
+  // Rows that were not wanted are not observed; nothing is pruned at them.
   for (int skipped = chunk.rows - static_cast<int>(list.all() - list.size()); skipped < row; ++skipped)
     insert(list, {chunk, table, skipped});
-  // Tokens that this chunk has dropped already are in the row, but no longer in the list.
+  // The row also has masses of tokens that this chunk has dropped; the list no longer has these tokens.
   const std::int64_t count = list.size() + 1;
   KVASIR_CHECK(list.place_in_chunk(count - 1) == std::ssize(mass) - 1);
   const std::span<double> scores = list.values();
@@ -152,8 +169,8 @@ void ScoredPolicy::end_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan
   ScoreList& list = this->list(table);
   list.enter(chunk, false, most_held(chunk.rows));
   for (int row = chunk.rows - static_cast<int>(list.all() - list.size()); row < chunk.rows; ++row) {
-    // By row, what was not shown must not have been wanted.
-    KVASIR_CHECK(!by_row_ || !may_prune({chunk, table, row}));
+    // By row, a row that was not observed must not have been wanted.
+    KVASIR_CHECK(!by_row_ || !may_prune(acts_, {chunk, table, row}));
     insert(list, {chunk, table, row});
   }
   list.hand_over(plan);
@@ -178,7 +195,7 @@ bool ScoredPolicy::restore_state(ByteReader& in) {
   if (layers != layout_.layers || per_layer != layout_.per_layer || heads != layout_.heads || seen < 0 ||
       seen > kMostSeen)
     return false;
-  // What it charges for (most_state_bytes) rests on this.
+  // most_state_bytes relies on this bound.
   const std::int64_t most = acts_ == Acts::kAlways ? most_kept(seen) : seen;
   for (int table = 0; table < layout_.tables(); ++table)
     if (!list(table).restore(in, seen, most_held(0)) || list(table).size() > most || !restore_table(table, in))

@@ -1,10 +1,10 @@
 // The base of policies that may drop any token, table by table, mostly by the attention that they observe. A policy
 // says how a row's mass, or a token's key and value, become scores (score, score_kv) and what to drop once a token was
-// inserted (prune); the bookkeeping is here.
+// inserted (prune). ScoredPolicy does the bookkeeping.
 //
 // One chunk: its tokens enter; all its rows are observed, in order; score_kv is called for each token; then its tokens
 // are inserted one at a time, in order, each followed by prune. Where the decision looks at the current row alone
-// (by_row), each token is inserted as soon as its row was observed; that comes to the same and needs no memory of rows.
+// (by_row), each token is inserted as soon as its row was observed: the result is the same, and no row is stored.
 //
 // Thread-safety: as RetentionPolicy's. Tables share no state.
 #pragma once
@@ -30,28 +30,28 @@ struct KeepRule {
   std::int64_t recent = 0;
   std::int64_t every = 1;  // 0: never prunes
 
-  // How many tokens a table of `held` tokens drops now; 0: none. Protected tokens stay even if they are more than a
-  // budget that is a share.
+  // Returns how many tokens a table of `held` tokens drops now. Protected tokens stay even if a budget that is a share
+  // is smaller.
   std::int64_t excess(std::int64_t held, std::int64_t seen) const {
     const std::int64_t target = budget.at(seen);
     return every > 0 && held - target >= every ? std::max<std::int64_t>(held - std::max(target, sinks + recent), 0) : 0;
   }
 
-  // The most tokens that a step sees.
+  // Returns the most tokens that a step sees.
   std::optional<std::int64_t> bound() const {
     return budget.is_share() || every == 0 ? std::nullopt : std::optional(budget.tokens + every);
   }
 
-  // The most tokens that a table holds after a prune, up to `seen` tokens.
+  // Returns the most tokens that a table holds after a prune, up to `seen` tokens.
   std::int64_t most_kept(std::int64_t seen) const {
     return every == 0 ? seen : std::min(seen, std::max(budget.at(seen), sinks + recent) + every - 1);
   }
 
-  // The largest m <= n such that nothing is dropped until m tokens have come, one at a time, and all are held.
+  // Returns the largest m <= n such that nothing is dropped until m tokens have come, one at a time.
   std::int64_t undropped(std::int64_t n) const;
 
-  // Those of the options budget, sinks, recent and every that the policy has. Errors: kInvalidArgument for values out
-  // of range, and if sinks and recent together are above the budget.
+  // Reads budget and those of the options sinks, recent, every and protect that the policy has. Errors:
+  // kInvalidArgument for values out of range, and if sinks and recent together are above the budget.
   static Result<KeepRule> read(const PolicyOptions& given);
 
   // Drops the tokens of lowest score that are not protected, if a prune is due.
@@ -65,29 +65,32 @@ class ScoredPolicy : public RetentionPolicy, public ObservesMasses, public Reads
 
   struct Traits {
     std::string spec;
-    std::optional<MassReduction> reduction;  // of the mass that score is given; none: attention is not looked at
+    std::optional<MassReduction> reduction;  // of the mass that `score` receives; none: it ignores attention
     PolicyScope scope = PolicyScope::kLayer;
     PositionMode positions = PositionMode::kAuto;
     Acts acts = Acts::kAlways;
-    int values_per_token = 1;  // numbers per token
-    bool by_row = false;       // prune looks at the current row alone
-    bool keys = false;         // score_kv is shown keys. REQUIRES: not by_row
-    bool values = false;       // the same of values
+    int values_per_token = 1;
+    bool by_row = false;  // prune looks at the current row alone
+    bool keys = false;    // score_kv is shown keys. REQUIRES: not by_row
+    bool values = false;  // the same for values
     std::vector<std::int64_t> run_capacities = {};
+
+    // Returns traits with the canonical spec (PolicyOptions::canonical), and with those of the options pos and heads
+    // that the policy has. Errors: kInvalidArgument.
+    static Result<Traits> read(const PolicyOptions& given, std::initializer_list<std::string_view> always);
   };
 
-  // A place in the stream: row `row` of `chunk` is the current step.
+  // The current step: row `row` of `chunk`, in one table.
   struct Step {
     const PolicyChunk& chunk;
     int table = 0;
     int row = 0;
 
-    std::int64_t seen() const { return chunk.first + row + 1; }  // tokens, this one included
-    std::int64_t prompt_left() const {
-      return chunk.prompt_left + chunk.rows - 1 - row;
-    }  // tokens of the prompt after it
+    std::int64_t seen() const { return chunk.first + row + 1; }  // tokens so far, this one included
+    // Tokens of the prompt after this one.
+    std::int64_t prompt_left() const { return chunk.prompt_left + chunk.rows - 1 - row; }
     bool ends_prompt() const { return chunk.prompt && prompt_left() == 0; }
-    // Index behind the prompt's last token: tells apart prompts, of which one may have been given up halfway.
+    // The index behind the prompt's last token. Tells prompts apart, since one may be given up halfway.
     TokenIndex prompt_end() const { return chunk.end() + chunk.prompt_left; }
   };
 
@@ -97,20 +100,18 @@ class ScoredPolicy : public RetentionPolicy, public ObservesMasses, public Reads
   std::int64_t exact_prefix(std::int64_t n) const override;
   bool wants(const PolicyChunk& chunk, int row, int reduction) const override;
   void observe(const PolicyChunk& chunk, int table, int row, std::span<const std::span<const double>> masses) final;
-  bool wants_keys() const final { return keys_; }
-  bool wants_values() const final { return values_; }
   void read_kv(const PolicyChunk& chunk, int table, const ChunkKv& kv) final;
   void end_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) override;
   std::uint64_t state_bytes() const final;
   std::uint64_t most_state_bytes(const TableLayout& layout, std::int64_t tokens, int chunk) const final;
-  const ObservesMasses* observes_masses() const final { return reductions().empty() ? nullptr : this; }
-  const ReadsKv* reads_kv() const final { return keys_ || values_ ? this : nullptr; }
-  const JoinsAnother* joins_another() const final { return this; }
   Result<std::unique_ptr<RetentionPolicy>> as_part(PolicyPart part) const override;
   void forget(int table, std::span<const IndexRange> dropped) override { list(table).forget(dropped); }
 
  protected:
   explicit ScoredPolicy(const Traits& traits);
+
+  // A class with a capability of its own adds it to these.
+  Capabilities capabilities() const override;
 
   // Receives a row's mass on all tokens that it sees; mass[i] belongs to place i. The default adds it to values(). Not
   // called for policies with by_row: there values() is the current row's mass when prune is called.
@@ -118,33 +119,22 @@ class ScoredPolicy : public RetentionPolicy, public ObservesMasses, public Reads
 
   // Receives the key and the value of the step's token, which is row step.row of `kv`; its numbers are at `place`.
   // Called for the tokens of a chunk in order, after all its rows were observed and before any is inserted.
-  virtual void score_kv(ScoreList& list, std::int64_t place, const Step& step, const ChunkKv& kv) {
-    static_cast<void>(list), static_cast<void>(place), static_cast<void>(step), static_cast<void>(kv);
-  }
+  virtual void score_kv(ScoreList& /*list*/, std::int64_t /*place*/, const Step& /*step*/, const ChunkKv& /*kv*/) {}
 
   // Called after the step's token was inserted: drops tokens.
   virtual void prune(ScoreList& list, const Step& step) = 0;
 
-  // State by table beside the list of scores: its size, where all tables have the same; and how it is saved and
-  // restored (false for bytes that save_table does not write). The list was restored before.
-  virtual std::uint64_t table_state_bytes(const TableLayout& layout) const {
-    static_cast<void>(layout);
-    return 0;
-  }
-  virtual void save_table(int table, ByteWriter& out) const { static_cast<void>(table), static_cast<void>(out); }
-  virtual bool restore_table(int table, ByteReader& in) {
-    static_cast<void>(table), static_cast<void>(in);
-    return true;
-  }
+  // The state of a table beside its list of scores: its bytes, the same for all tables; how it is saved, and restored
+  // after the list (false for bytes that save_table does not write).
+  virtual std::uint64_t table_state_bytes(const TableLayout& /*layout*/) const { return 0; }
+  virtual void save_table(int /*table*/, ByteWriter& /*out*/) const {}
+  virtual bool restore_table(int /*table*/, ByteReader& /*in*/) { return true; }
 
-  // Of a policy that prunes without looking at attention: the largest m <= n such that prune drops nothing until m
-  // tokens have come, one at a time. 0 is always true.
-  virtual std::int64_t undropped(std::int64_t n) const {
-    static_cast<void>(n);
-    return 0;
-  }
+  // For policies that ignore attention. Returns the largest m <= n such that prune drops nothing until m tokens have
+  // come, one at a time; 0 is always right.
+  virtual std::int64_t undropped(std::int64_t /*n*/) const { return 0; }
 
-  // The most tokens that a table holds after a prune, up to `seen` tokens, if the policy always acts.
+  // Returns the most tokens that a table holds after a prune, up to `seen` tokens, if the policy always acts.
   virtual std::int64_t most_kept(std::int64_t seen) const {
     const std::optional<std::int64_t> bound = this->bound();
     return bound ? std::min(*bound - 1, seen) : seen;
@@ -158,7 +148,6 @@ class ScoredPolicy : public RetentionPolicy, public ObservesMasses, public Reads
   const ScoreList& list(int table) const { return const_cast<ScoredPolicy*>(this)->list(table); }
 
  private:
-  bool may_prune(const Step& step) const;
   void insert(ScoreList& list, const Step& step);
   std::size_t most_held(int rows) const;
   void save_state(ByteWriter& out) const final;
@@ -167,10 +156,23 @@ class ScoredPolicy : public RetentionPolicy, public ObservesMasses, public Reads
   Acts acts_;
   int values_per_token_;
   bool by_row_;
-  bool keys_;
-  bool values_;
   TableLayout layout_;
   std::vector<ScoreList> lists_;
+};
+
+// Keeps the tokens of highest score by a KeepRule. `traits` decide what the scores are.
+class KeepHighestPolicy final : public ScoredPolicy {
+ public:
+  KeepHighestPolicy(const Traits& traits, const KeepRule& rule) : ScoredPolicy(traits), rule_(rule) {}
+
+  std::optional<std::int64_t> bound() const override { return rule_.bound(); }
+  std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<KeepHighestPolicy>(*this); }
+
+ private:
+  std::int64_t most_kept(std::int64_t seen) const override { return rule_.most_kept(seen); }
+  void prune(ScoreList& list, const Step& step) override { rule_.drop_excess(list, step.seen(), list.values()); }
+
+  KeepRule rule_;
 };
 
 // Options that several policies have.

@@ -11,7 +11,7 @@ constexpr PolicyOption kSnapKvOptions[] = {
 
 class SnapKvPolicy final : public PromptWindowPolicy {
  public:
-  SnapKvPolicy(Traits traits, const PromptWindowOptions& options) : PromptWindowPolicy(std::move(traits), options) {}
+  SnapKvPolicy(Traits traits, const PromptWindowOptions& options) : PromptWindowPolicy(traits, options) {}
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<SnapKvPolicy>(*this); }
 
  private:
@@ -20,10 +20,9 @@ class SnapKvPolicy final : public PromptWindowPolicy {
 
 Result<std::unique_ptr<RetentionPolicy>> make_snapkv(const PolicyOptions& given) {
   KVASIR_ASSIGN_OR_RETURN(const PromptWindowOptions options, PromptWindowOptions::read(given));
-  ScoredPolicy::Traits traits;
-  KVASIR_ASSIGN_OR_RETURN(traits.positions, given.get_positions());
-  traits.spec = given.canonical({"budget", "window", "kernel"});
-  return {std::make_unique<SnapKvPolicy>(std::move(traits), options)};
+  KVASIR_ASSIGN_OR_RETURN(const ScoredPolicy::Traits traits,
+                          ScoredPolicy::Traits::read(given, {"budget", "window", "kernel"}));
+  return {std::make_unique<SnapKvPolicy>(traits, options)};
 }
 
 }  // namespace
@@ -37,7 +36,6 @@ const PolicyInfo kSnapKvPolicy{
     .reference = "SnapKV, Li et al., arXiv 2404.14469",
     .options = kSnapKvOptions,
     .acts = "at the end of a prompt, for each KV head",
-    .evaluation_only = false,
     .make = make_snapkv,
 };
 

@@ -44,7 +44,7 @@ PolicyTraits traits_of(std::string spec, const StartRecentOptions& options) {
   return traits;
 }
 
-// The same for tables that are no ranges: the first and the last of what a table holds.
+// The part in a composition, where tables are not ranges: keeps the first and the last tokens of what a table holds.
 class StartRecentPart final : public ScoredPolicy {
  public:
   StartRecentPart(const Traits& traits, const StartRecentOptions& options) : ScoredPolicy(traits), options_(options) {}
@@ -149,11 +149,10 @@ bool StartRecentPolicy::restore_state(ByteReader& in) {
 Result<std::unique_ptr<RetentionPolicy>> StartRecentPolicy::as_part(PolicyPart part) const {
   if (options_.realign == Realign::kRotate)
     return invalid_argument("policy '{}': realign=rotate does not go with a composition; leave it out", traits().spec);
-  ScoredPolicy::Traits scored;
-  scored.spec = traits().spec;
-  scored.scope = PolicyScope::kSequence;
-  scored.positions = options_.positions_as_part;
-  scored.values_per_token = 0;
+  const ScoredPolicy::Traits scored{.spec = traits().spec,
+                                    .scope = PolicyScope::kSequence,
+                                    .positions = options_.positions_as_part,
+                                    .values_per_token = 0};
   return StartRecentPart(scored, options_).as_part(part);
 }
 

@@ -1,5 +1,5 @@
-// Start + Recent: the first `sinks` tokens and a window of recent ones, pruned in batches. The whole of `streaming`, of
-// `window` with no sinks, and of `full`, which never prunes.
+// Start + Recent: the first `sinks` tokens and a window of recent ones, pruned in batches. Implements `streaming`,
+// `window` (no sinks) and `full` (never prunes).
 //
 // After each forward pass let L be the cache length and C = sinks + window; when L - C >= every + slack, the oldest
 // tokens of the window side are dropped until L = C, at most `max_drop` of them at once (StreamingLLM, Xiao et al.
@@ -23,11 +23,11 @@ struct StartRecentOptions {
 
   // Makes at least the first `tokens` sinks, at the expense of the window. REQUIRES: tokens < sinks + window.
   void protect(std::int64_t tokens);
-  // How many tokens a cache of `held` tokens drops now; 0: none.
+  // Returns how many tokens a cache of `held` tokens drops now.
   std::int64_t excess(std::int64_t held) const;
-  // The most tokens that a step sees; nullopt: without bound.
+  // Returns the most tokens that a step sees; nullopt: no bound.
   std::optional<std::int64_t> bound() const;
-  // The largest m <= n such that nothing is dropped until m tokens have come.
+  // Returns the largest m <= n such that nothing is dropped until m tokens have come.
   std::int64_t undropped(std::int64_t n) const;
 };
 
@@ -47,8 +47,6 @@ class StartRecentPolicy final : public RetentionPolicy, public HidesRanges, publ
   std::uint64_t state_bytes() const override { return 0; }
   std::uint64_t most_state_bytes(const TableLayout&, std::int64_t, int) const override { return 0; }
 
-  const HidesRanges* hides_ranges() const override { return options_.every > 0 ? this : nullptr; }
-  const JoinsAnother* joins_another() const override { return this; }
   Result<std::unique_ptr<RetentionPolicy>> as_part(PolicyPart part) const override;
   void forget(int, std::span<const IndexRange>) override {}  // never a part itself
 
@@ -61,6 +59,9 @@ class StartRecentPolicy final : public RetentionPolicy, public HidesRanges, publ
   State step(State state) const;
   // Returns the tokens dropped between two states.
   IndexRange dropped_between(const State& before, const State& after) const;
+  Capabilities capabilities() const override {
+    return Capabilities().with<JoinsAnother>(this).with<HidesRanges>(options_.every > 0 ? this : nullptr);
+  }
   void save_state(ByteWriter& out) const override;
   bool restore_state(ByteReader& in) override;
 

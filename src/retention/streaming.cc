@@ -1,13 +1,11 @@
 #include <fmt/core.h>
 
 #include "base/status.h"
-#include "retention/registry.h"
+#include "retention/scored.h"
 #include "retention/start_recent.h"
 
 namespace kvasir {
 namespace {
-
-constexpr std::int64_t kMost = std::int64_t{1} << 40;
 
 constexpr PolicyOption kStreamingOptions[] = {
     {"sinks", "4", "0 to 2^40", "first tokens of the text, never dropped (S)"},
@@ -24,18 +22,18 @@ constexpr PolicyOption kStreamingOptions[] = {
 
 Result<std::unique_ptr<RetentionPolicy>> make_streaming(const PolicyOptions& given) {
   StartRecentOptions options;
-  KVASIR_ASSIGN_OR_RETURN(options.sinks, given.get_int("sinks", 0, kMost));
-  KVASIR_ASSIGN_OR_RETURN(options.every, given.get_int("every", 0, kMost));
-  KVASIR_ASSIGN_OR_RETURN(options.slack, given.get_int("slack", 0, kMost));
-  KVASIR_ASSIGN_OR_RETURN(options.max_drop, given.get_int("max_drop", 0, kMost));
-  KVASIR_ASSIGN_OR_RETURN(const std::int64_t overlap, given.get_int("overlap", 0, kMost));
-  KVASIR_ASSIGN_OR_RETURN(const std::int64_t refresh, given.get_int("refresh", 0, kMost));
+  KVASIR_ASSIGN_OR_RETURN(options.sinks, given.get_int("sinks", 0, kMostTokens));
+  KVASIR_ASSIGN_OR_RETURN(options.every, given.get_int("every", 0, kMostTokens));
+  KVASIR_ASSIGN_OR_RETURN(options.slack, given.get_int("slack", 0, kMostTokens));
+  KVASIR_ASSIGN_OR_RETURN(options.max_drop, given.get_int("max_drop", 0, kMostTokens));
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t overlap, given.get_int("overlap", 0, kMostTokens));
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t refresh, given.get_int("refresh", 0, kMostTokens));
   constexpr std::string_view kRealign[] = {"frames", "rotate"};
   KVASIR_ASSIGN_OR_RETURN(const std::string realign, given.get_choice("realign", kRealign));
   options.realign = realign == "rotate" ? Realign::kRotate : Realign::kFrames;
   if (given.has("cap")) {
     if (given.has("window")) return invalid_argument("policy 'streaming': give either cap or window, not both");
-    KVASIR_ASSIGN_OR_RETURN(const std::int64_t cap, given.get_int("cap", 1, kMost));
+    KVASIR_ASSIGN_OR_RETURN(const std::int64_t cap, given.get_int("cap", 1, kMostTokens));
     options.window = cap - options.sinks - options.slack - overlap - refresh;
     if (options.window < 1)
       return invalid_argument(
@@ -43,7 +41,7 @@ Result<std::unique_ptr<RetentionPolicy>> make_streaming(const PolicyOptions& giv
           "refresh={}; raise cap",
           cap, options.sinks, options.slack, overlap, refresh);
   } else {
-    KVASIR_ASSIGN_OR_RETURN(options.window, given.get_int("window", 1, kMost));
+    KVASIR_ASSIGN_OR_RETURN(options.window, given.get_int("window", 1, kMostTokens));
   }
   KVASIR_ASSIGN_OR_RETURN(const std::int64_t protect, given.get_protect(options.sinks + options.window));
   std::string canonical = fmt::format("streaming:sinks={},window={}", options.sinks, options.window);
@@ -64,7 +62,6 @@ const PolicyInfo kStreamingPolicy{
     .formula = "C = sinks + window; after a step with L - C >= every: keep the first sinks and the last window",
     .reference = "StreamingLLM, Xiao et al., arXiv 2309.17453, section 3.2; Lazy Pruning, Lin",
     .options = kStreamingOptions,
-    .evaluation_only = false,
     .make = make_streaming,
 };
 

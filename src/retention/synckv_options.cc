@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kChecksumDigits = 16;
 
-// Splits "FILE#0123456789abcdef", the canonical form, which names the content too.
+// Splits the canonical form "FILE#0123456789abcdef", which names the file's content too.
 struct ProfileName {
   std::string file;
   std::string checksum;  // may be empty

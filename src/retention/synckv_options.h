@@ -6,12 +6,12 @@
 #include <memory>
 
 #include "retention/head_profile.h"
-#include "retention/registry.h"
+#include "retention/scored.h"
 
 namespace kvasir {
 
 struct SyncKvOptions {
-  std::int64_t mem = 0;  // millionths; 0: budget counts
+  std::int64_t mem = 0;  // millionths; 0: `budget` applies
   Budget budget;
   std::int64_t static_millionths = 0;
   std::int64_t stride = 5;
@@ -21,8 +21,8 @@ struct SyncKvOptions {
 
   int reps_of(int heads) const { return reps > 0 ? reps : default_representatives(heads); }
 
-  // k: tokens that NR heads read besides the tail, behind a prompt of n tokens; see the definition of mem in
-  // docs/policies/synckv.md. With mem=100% all.
+  // Returns k: the tokens that NR heads read besides the tail, behind a prompt of n tokens; all with mem=100%. See mem
+  // in docs/policies/synckv.md.
   std::int64_t selected(std::int64_t n, int heads) const {
     if (mem == 0) return budget.at(n);
     if (mem == Budget::kWhole) return kMostTokens;
@@ -32,7 +32,7 @@ struct SyncKvOptions {
     const auto k = static_cast<__int128>(n) * own / share;
     return static_cast<std::int64_t>(k);
   }
-  // Of k, those that stay for good.
+  // Returns how many of k tokens form the static set.
   std::int64_t fixed(std::int64_t k) const {
     return static_cast<std::int64_t>(static_cast<__int128>(k) * static_millionths / Budget::kWhole);
   }
@@ -41,7 +41,7 @@ struct SyncKvOptions {
 struct SyncKvSetup {
   SyncKvOptions options;
   std::shared_ptr<const HeadProfile> profile;  // clusters of options.reps_of heads; null: those of the prompt
-  PolicyOptions filled;                        // as given, with the checksum of the profile
+  PolicyOptions filled;                        // the given options, with the profile's checksum added
 };
 
 // Reads and checks the options, and the profile that they name. Errors: kInvalidArgument, and those of

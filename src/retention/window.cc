@@ -1,7 +1,7 @@
 #include <fmt/core.h>
 
 #include "base/status.h"
-#include "retention/registry.h"
+#include "retention/scored.h"
 #include "retention/start_recent.h"
 
 namespace kvasir {
@@ -14,7 +14,7 @@ constexpr PolicyOption kWindowOptions[] = {
 
 Result<std::unique_ptr<RetentionPolicy>> make_window(const PolicyOptions& given) {
   StartRecentOptions options;
-  KVASIR_ASSIGN_OR_RETURN(options.window, given.get_int("size", 1, std::int64_t{1} << 40));
+  KVASIR_ASSIGN_OR_RETURN(options.window, given.get_int("size", 1, kMostTokens));
   KVASIR_ASSIGN_OR_RETURN(options.sinks, given.get_protect(options.window));
   return {std::make_unique<StartRecentPolicy>(given.canonical({"size"}), options)};
 }
@@ -27,7 +27,6 @@ const PolicyInfo kWindowPolicy{
     .formula = "keep = the last size tokens",
     .reference = "window attention, the baseline of StreamingLLM, arXiv 2309.17453, figure 1(b)",
     .options = kWindowOptions,
-    .evaluation_only = false,
     .make = make_window,
 };
 

@@ -192,9 +192,8 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   if (const std::uint64_t given = options.kv_memory, least = KvCache::cost(model->kv_shape, {}, 1);
       given > 0 && given < least)
     return invalid_argument(
-               "a KV memory of {} holds not even one page of each of the model's {} lanes ({} bytes); give it "
-               "more",
-               counted(static_cast<std::int64_t>(given), "byte"), model->kv_shape.all_lanes(), least)
+               "a KV memory of {} is less than one page for each KV head of each layer ({} bytes); give it more",
+               counted(static_cast<std::int64_t>(given), "byte"), least)
         .about({"kv_memory"});
   const int threads = options.threads > 0 ? options.threads : usable_cores();
   // glibc reserves at least 64 MiB of address space for each thread that allocates.

@@ -104,14 +104,14 @@ PolicyListener::PolicyListener(RetentionPolicy* policy, const KvCacheShape& shap
     : shape_(shape),
       scope_(policy->traits().scope),
       tables_per_layer_(table_layout(shape, scope_).per_layer),
-      masses_(policy->observes_masses()),
-      kv_(policy->reads_kv()),
-      queries_(policy->sums_queries()) {}
+      masses_(policy->as<ObservesMasses>()),
+      kv_(policy->as<ReadsKv>()),
+      queries_(policy->as<SumsQueries>()) {}
 
 std::uint64_t PolicyListener::most_bytes(const RetentionPolicy& policy, const KvCacheShape& shape, int rows) {
   std::uint64_t bytes = 0;
-  if (const ReadsKv* kv = policy.reads_kv()) bytes += kv_bytes(*kv, shape, policy.traits().scope, rows);
-  if (policy.sums_queries() != nullptr) bytes += QueryAccumulator::bytes_for(all_heads(shape), shape.page.head_dim);
+  if (const ReadsKv* kv = policy.as<ReadsKv>()) bytes += kv_bytes(*kv, shape, policy.traits().scope, rows);
+  if (policy.as<SumsQueries>() != nullptr) bytes += QueryAccumulator::bytes_for(all_heads(shape), shape.page.head_dim);
   return bytes;
 }
 

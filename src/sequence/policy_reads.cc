@@ -9,7 +9,7 @@ namespace kvasir {
 PolicyReads::PolicyReads(const RetentionPolicy& policy, const KvCacheShape& shape,
                          std::unique_ptr<SequenceSelector> selector)
     : policy_(policy),
-      unread_(policy.leaves_unread()),
+      unread_(policy.as<LeavesUnread>()),
       shape_(shape),
       selector_(std::move(selector)),
       biases_(policy) {}

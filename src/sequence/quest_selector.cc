@@ -42,7 +42,7 @@ Threshold find_threshold(std::int64_t first, std::int64_t end, std::int64_t coun
 }  // namespace
 
 std::unique_ptr<SequenceSelector> new_selector(const RetentionPolicy& policy, const KvCacheShape& shape) {
-  const RanksSegments* segments = policy.ranks_segments();
+  const RanksSegments* segments = policy.as<RanksSegments>();
   if (segments == nullptr) return nullptr;
   return std::make_unique<QuestSelector>(segments->segment_budget(), shape);
 }

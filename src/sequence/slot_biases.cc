@@ -32,7 +32,7 @@ std::int64_t entries_of(const PageTable& table) {
 }  // namespace
 
 std::uint64_t SlotBiases::most_bytes(const RetentionPolicy& policy, const KvCacheShape& shape, std::int64_t entries) {
-  if (policy.weighs_slots() == nullptr) return 0;
+  if (policy.as<WeighsSlots>() == nullptr) return 0;
   const auto tables = static_cast<std::uint64_t>(shape.tables(policy.traits().scope));
   return tables * (sizeof(Table) + bytes_of(shape, policy.traits().scope, entries)) + bytes_of_tokens(shape, entries);
 }

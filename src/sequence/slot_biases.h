@@ -14,7 +14,7 @@ namespace kvasir {
 class SlotBiases {
  public:
   // The policy must outlive the object.
-  explicit SlotBiases(const RetentionPolicy& policy) : policy_(policy.weighs_slots()) {}
+  explicit SlotBiases(const RetentionPolicy& policy) : policy_(policy.as<WeighsSlots>()) {}
 
   // Returns the most bytes of a pass over tables of `entries` entries each.
   static std::uint64_t most_bytes(const RetentionPolicy& policy, const KvCacheShape& shape, std::int64_t entries);

@@ -23,7 +23,7 @@ std::uint64_t bytes_behind(const SessionBase* session, const std::function<std::
           seen, 4 * (*policy.bound() + prompt_chunk(policy, session->held().chunk) + held.shape().widest_window()));
     const std::uint64_t whole = std::max(bytes, plan(seen));
     // A selector's memory covers the whole text, and a fork does not have it yet.
-    need = policy.leaves_unread() != nullptr ? whole : std::min(need, whole);
+    need = policy.as<LeavesUnread>() != nullptr ? whole : std::min(need, whole);
   }
   if (session->stored()) return need;
   return need - std::min(need, shared_bytes(policy, held.shape(), held.tables().next_index()));

@@ -31,10 +31,6 @@ class Jury final : public RetentionPolicy, public ObservesMasses {
         distance_(distance),
         verdicts_(*verdicts) {}
 
-  const ObservesMasses* observes_masses() const override { return reductions().empty() ? nullptr : this; }
-  const HidesRanges* hides_ranges() const override { return policy_->hides_ranges(); }
-  const LeavesUnread* leaves_unread() const override { return policy_->leaves_unread(); }
-
   std::optional<std::int64_t> bound() const override { return policy_->bound(); }
   std::unique_ptr<RetentionPolicy> clone() const override { return policy_->clone(); }
   TokenIndex seen() const override { return policy_->seen(); }
@@ -43,7 +39,7 @@ class Jury final : public RetentionPolicy, public ObservesMasses {
   }
   std::int64_t exact_prefix(std::int64_t n) const override { return policy_->exact_prefix(n); }
   bool wants(const PolicyChunk& chunk, int row, int reduction) const override {
-    return policy_->observes_masses()->wants(chunk, row, reduction);
+    return policy_->as<ObservesMasses>()->wants(chunk, row, reduction);
   }
   std::uint64_t state_bytes() const override { return policy_->state_bytes(); }
   std::uint64_t most_state_bytes(const TableLayout& layout, std::int64_t tokens, int chunk) const override {
@@ -58,7 +54,7 @@ class Jury final : public RetentionPolicy, public ObservesMasses {
   }
 
   void observe(const PolicyChunk& chunk, int table, int row, std::span<const std::span<const double>> masses) override {
-    policy_->observes_masses()->observe(chunk, table, row, masses);
+    policy_->as<ObservesMasses>()->observe(chunk, table, row, masses);
     std::vector<double>& seen = verdicts_.masses.at(static_cast<std::size_t>(table));
     for (const auto& mass : masses) seen.insert(seen.end(), mass.begin(), mass.end());
     for (const auto& juror : jurors_) {
@@ -69,7 +65,7 @@ class Jury final : public RetentionPolicy, public ObservesMasses {
           if (value != 0) value = std::max(0.0, value + (next_bit() ? distance_ : -distance_));
       }
       const std::vector<std::span<const double>> spans(off.begin(), off.end());
-      juror->observes_masses()->observe(chunk, table, row, spans);
+      juror->as<ObservesMasses>()->observe(chunk, table, row, spans);
     }
   }
 
@@ -81,6 +77,12 @@ class Jury final : public RetentionPolicy, public ObservesMasses {
   }
 
  private:
+  Capabilities capabilities() const override {
+    return Capabilities()
+        .with<ObservesMasses>(reductions().empty() ? nullptr : this)
+        .with<HidesRanges>(std::as_const(*policy_).as<HidesRanges>())
+        .with<LeavesUnread>(std::as_const(*policy_).as<LeavesUnread>());
+  }
   void save_state(ByteWriter& out) const override { policy_->save(out); }
   bool restore_state(ByteReader&) override { return false; }
 

@@ -134,7 +134,7 @@ TEST_P(NaiveBackendFamilies, LogitsMassesAndKeptTokensAreTheCpus) {
     EXPECT_EQ(on_cpu.kept, on_naive.kept);
     EXPECT_EQ(on_cpu.verdicts.decisions, on_naive.verdicts.decisions);
     EXPECT_EQ(on_naive.verdicts.decisions > 0, policy != "full");
-    EXPECT_EQ(on_naive.verdicts.masses.front().empty(), (*make_policy(policy))->observes_masses() == nullptr);
+    EXPECT_EQ(on_naive.verdicts.masses.front().empty(), (*make_policy(policy))->as<ObservesMasses>() == nullptr);
     logits = std::max(logits, largest_difference(on_cpu.logits, on_naive.logits));
     ASSERT_EQ(on_cpu.verdicts.masses.size(), on_naive.verdicts.masses.size());
     for (std::size_t t = 0; t < on_cpu.verdicts.masses.size(); ++t)

@@ -46,7 +46,6 @@ class Weigher final : public RetentionPolicy, public WeighsSlots {
   std::uint64_t state_bytes() const override { return 0; }
   std::uint64_t most_state_bytes(const TableLayout&, std::int64_t, int) const override { return 0; }
 
-  const WeighsSlots* weighs_slots() const override { return bias_ ? this : nullptr; }
   bool biases(int table, int lane, std::span<float> biases) const override {
     std::size_t at = 0;
     for (TokenIndex token = 0; token < seen_; ++token)
@@ -56,6 +55,7 @@ class Weigher final : public RetentionPolicy, public WeighsSlots {
   }
 
  private:
+  Capabilities capabilities() const override { return Capabilities().with<WeighsSlots>(bias_ ? this : nullptr); }
   void save_state(ByteWriter& out) const override { out.put(seen_); }
   bool restore_state(ByteReader& in) override { return in.get(seen_); }
 

@@ -56,7 +56,7 @@ inline const std::string kStreamingOptions =
     "the options of 'streaming' are: sinks, window, cap, every, slack, overlap, refresh, max_drop, realign, protect";
 inline const std::string kChunk = "--chunk -1 is outside 1 to 4096 tokens (0: the policy's own)";
 inline const std::string kNoPage =
-    " holds not even one page of each of the model's 18 lanes (<number> bytes); give it more [--kv-memory]";
+    " is less than one page for each KV head of each layer (<number> bytes); give it more [--kv-memory]";
 inline const std::string kSize = "; give bytes, or a unit with them, such as 512MiB or 2GB";
 inline const std::string kIconv = "; convert it with iconv, for example `iconv -f WINDOWS-1252 -t UTF-8`";
 inline const std::string kNoGguf =

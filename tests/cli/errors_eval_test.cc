@@ -106,7 +106,7 @@ TEST_F(Errors, EvalNeedle) {
        "a length of -60 is outside 1 to 8388608 tokens [--lengths]"},
       {{"eval", "needle", "-m", model, "-f", text, "--lengths", "99999999999999999999"},
        2,
-       "--lengths: '99999999999999999999' is out of range (1 or more)" + see("eval needle")},
+       "--lengths: '99999999999999999999' is out of range (1 to 2^63 - 1)" + see("eval needle")},
   });
   expect_all_refused(
       {

@@ -313,7 +313,7 @@ TEST(Memory, SmallerBudgetGivesTheLargestCapThatFits) {
 
 TEST(Memory, TooLittleIsOneClearLine) {
   const std::string no_page =
-      " holds not even one page of each of the model's 18 lanes (<number> bytes); give it more [--kv-memory]";
+      " is less than one page for each KV head of each layer (<number> bytes); give it more [--kv-memory]";
   expect_all_refused(
       {{{"--kv-memory", "1"}, 2, "a KV memory of 1 byte" + no_page},
        {{"--kv-memory", "100kB"},

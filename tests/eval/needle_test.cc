@@ -181,13 +181,16 @@ TEST_F(Needle, RefusesWhatCannotBeAsked) {
 
   const auto prompts = make({.lengths = {100}, .depths = {0.5}, .trials = 3});
   ASSERT_TRUE(prompts.ok());
-  EXPECT_EQ(evaluate_needle(model_, *prompts, "nope", 256, {}).status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(evaluate_needle(model_, *prompts, "recompute:size=8", 256, {}).status().code(),
+  EXPECT_EQ(evaluate_needle(model_, model_->kv_shape, *prompts, "nope", 256, {}).status().code(),
             StatusCode::kInvalidArgument);
-  EXPECT_EQ(evaluate_needle(model_, *prompts, "full", -1, {}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(evaluate_needle(model_, model_->kv_shape, *prompts, "recompute:size=8", 256, {}).status().code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(evaluate_needle(model_, model_->kv_shape, *prompts, "full", -1, {}).status().code(),
+            StatusCode::kInvalidArgument);
   int calls = 0;
   const auto stop_at_third = [&](std::int64_t, std::int64_t) { return ++calls < 3; };
-  EXPECT_EQ(evaluate_needle(model_, *prompts, "full", 32, stop_at_third).status().code(), StatusCode::kCancelled);
+  EXPECT_EQ(evaluate_needle(model_, model_->kv_shape, *prompts, "full", 32, stop_at_third).status().code(),
+            StatusCode::kCancelled);
   EXPECT_EQ(calls, 3);
 }
 
@@ -196,12 +199,13 @@ TEST_F(Needle, FullRecallsEverything) {
   ASSERT_TRUE(prompts.ok()) << prompts.status().message();
   std::int64_t last = 0;
   std::int64_t total = 0;
-  const auto result = evaluate_needle(model_, *prompts, "full", 256, [&](std::int64_t done, std::int64_t all) {
-    EXPECT_GT(done, last);
-    last = done;
-    total = all;
-    return true;
-  });
+  const auto result =
+      evaluate_needle(model_, model_->kv_shape, *prompts, "full", 256, [&](std::int64_t done, std::int64_t all) {
+        EXPECT_GT(done, last);
+        last = done;
+        total = all;
+        return true;
+      });
   ASSERT_TRUE(result.ok()) << result.status().message();
   EXPECT_LE(last, total);
   EXPECT_GT(last, total - 3);
@@ -225,7 +229,7 @@ TEST_F(Needle, AWindowRecallsWhatItHolds) {
   const auto prompts = make(options);
   ASSERT_TRUE(prompts.ok());
   constexpr int kWindow = 100;
-  const auto result = evaluate_needle(model_, *prompts, "window:size=100", 256, {});
+  const auto result = evaluate_needle(model_, model_->kv_shape, *prompts, "window:size=100", 256, {});
   ASSERT_TRUE(result.ok()) << result.status().message();
   int recalled = 0;
   for (std::size_t depth = 0; depth < options.depths.size(); ++depth) {
@@ -276,7 +280,7 @@ TEST(NeedleScores, AgreeWithTheLogits) {
         sum += (target - std::log(exponentials)) / static_cast<double>(needle.answer.size()) / 2;
       }
     }
-    const auto result = evaluate_needle(model, *prompts, policy, 256, {});
+    const auto result = evaluate_needle(model, model->kv_shape, *prompts, policy, 256, {});
     ASSERT_TRUE(result.ok()) << result.status().message();
     EXPECT_NEAR(result->logprob, sum, 1e-6) << policy;
     EXPECT_EQ(result->exact, 0) << policy;

@@ -192,7 +192,6 @@ class JudgeAtEnd final : public RetentionPolicy, public ReadsKv, public SumsQuer
   std::uint64_t state_bytes() const override { return 0; }
   std::uint64_t most_state_bytes(const TableLayout&, std::int64_t, int) const override { return 0; }
 
-  const ReadsKv* reads_kv() const override { return this; }
   void read_kv(const PolicyChunk& chunk, int table, const ChunkKv& kv) override {
     for (int row = 0; row < chunk.rows; ++row) {
       double& score = scores_[static_cast<std::size_t>(table)].emplace_back(
@@ -204,7 +203,6 @@ class JudgeAtEnd final : public RetentionPolicy, public ReadsKv, public SumsQuer
       }
     }
   }
-  const SumsQueries* sums_queries() const override { return this; }
   bool wants_queries(const PolicyChunk& chunk, int row) const override { return (chunk.first + row) % 2 == 0; }
   void read_queries(const PolicyChunk&, int table, const QuerySums& queries) override {
     std::vector<double>& mean = mean_[table];
@@ -225,6 +223,7 @@ class JudgeAtEnd final : public RetentionPolicy, public ReadsKv, public SumsQuer
   }
 
  private:
+  Capabilities capabilities() const override { return Capabilities().with<ReadsKv, SumsQueries>(this); }
   void save_state(ByteWriter&) const override {}
   bool restore_state(ByteReader&) override { return false; }
 

@@ -272,7 +272,7 @@ TEST_F(SyncKvOffload, HoldsAndFetchesWhatTheDefinitionSays) {
               }
             if (followers == 0) continue;
             std::vector<IndexRange> ranges;
-            ASSERT_TRUE(off->policy().leaves_unread()->reads({token, 1, false, 0}, follower, ranges));
+            ASSERT_TRUE(off->policy().as<LeavesUnread>()->reads({token, 1, false, 0}, follower, ranges));
             std::set<TokenIndex> now, parts;
             TokenIndex part = slots;
             while (part > 1 && part * row * followers > 4096) part /= 2;

@@ -320,7 +320,7 @@ TEST_F(SyncKv, AStateThatIsRestoredGoesOnAlike) {
             std::vector<double> mass;
             for (int j = 0; j <= id; ++j) mass.push_back(std::fmod((j + 1) * (t + 3) * 0.618 + id * 0.37, 1.0));
             const std::span<const double> span = mass;
-            if (wants_row(p, chunk, 0)) p.observes_masses()->observe(chunk, t, 0, {&span, 1});
+            if (wants_row(p, chunk, 0)) p.as<ObservesMasses>()->observe(chunk, t, 0, {&span, 1});
           }
           for (int t = 0; t < layout.tables(); ++t) p.end_chunk(chunk, t, plan);
           for (int t = 0; t < layout.tables(); ++t) p.finish_chunk(chunk, t, plan);
@@ -347,7 +347,8 @@ TEST_F(SyncKv, AStateThatIsRestoredGoesOnAlike) {
       EXPECT_EQ(one, other) << spec << " cut " << cut;
       for (int t = 0; t < layout.tables(); ++t) {
         std::vector<IndexRange> a, b;
-        EXPECT_EQ((*policy)->leaves_unread()->reads({150, 1}, t, a), (*copy)->leaves_unread()->reads({150, 1}, t, b));
+        EXPECT_EQ((*policy)->as<LeavesUnread>()->reads({150, 1}, t, a),
+                  (*copy)->as<LeavesUnread>()->reads({150, 1}, t, b));
         EXPECT_EQ(a, b);
       }
     }

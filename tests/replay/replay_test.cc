@@ -41,7 +41,6 @@ class TestPolicy : public RetentionPolicy, public ObservesMasses {
       : RetentionPolicy({.spec = "test", .scope = scope, .chunk = 256, .compacts = true}),
         ObservesMasses(std::move(reductions)) {}
 
-  const ObservesMasses* observes_masses() const override { return this; }
   void observe(const PolicyChunk&, int, int, std::span<const std::span<const double>>) override {}
   std::optional<std::int64_t> bound() const override { return std::nullopt; }
   std::unique_ptr<RetentionPolicy> clone() const override { return nullptr; }
@@ -51,6 +50,9 @@ class TestPolicy : public RetentionPolicy, public ObservesMasses {
   std::uint64_t state_bytes() const override { return 0; }
   std::uint64_t most_state_bytes(const TableLayout&, std::int64_t, int) const override { return 0; }
   void end_chunk(const PolicyChunk&, int, KeepPlan&) override {}
+
+ protected:
+  Capabilities capabilities() const override { return Capabilities().with<ObservesMasses>(this); }
 
  private:
   void save_state(ByteWriter&) const override {}
@@ -445,8 +447,7 @@ TEST(ReplayTest, KeepsWhatTheExampleKeeps) {
 
 // This recording has no keys.
 class KeyReader final : public TestPolicy, public ReadsKv {
- public:
-  const ReadsKv* reads_kv() const override { return this; }
+  Capabilities capabilities() const override { return TestPolicy::capabilities().with<ReadsKv>(this); }
   void read_kv(const PolicyChunk&, int, const ChunkKv&) override {}
 };
 

@@ -197,7 +197,7 @@ TEST(Composed, EachPartIsShownTheMassesThatItAsksFor) {
     const std::vector<std::span<const double>> masses = {first, second};
     const PolicyChunk chunk{.first = 0, .rows = 3};
     EXPECT_EQ(wants_row(**both, chunk, 2), !c.asked.empty());
-    if (!c.asked.empty()) (*both)->observes_masses()->observe(chunk, 0, 2, std::span(masses).first(c.asked.size()));
+    if (!c.asked.empty()) (*both)->as<ObservesMasses>()->observe(chunk, 0, 2, std::span(masses).first(c.asked.size()));
     const auto shown = [&](int which) { return which < 0 ? std::vector<double>{} : which == 0 ? first : second; };
     EXPECT_EQ(seen_a, shown(c.to_first));
     EXPECT_EQ(seen_b, shown(c.to_second));
@@ -210,8 +210,8 @@ TEST(Composed, AReductionIsWantedWhereAPartWantsIt) {
   EXPECT_EQ(reductions_of(*policy), (std::vector{MassReduction::kMean, MassReduction::kSum}));
   const PolicyChunk chunk{.first = 0, .rows = 10, .prompt = true, .prompt_left = 0};
   for (int row = 0; row < 10; ++row) {
-    EXPECT_EQ(policy->observes_masses()->wants(chunk, row, 0), row >= 6);
-    EXPECT_TRUE(policy->observes_masses()->wants(chunk, row, 1));
+    EXPECT_EQ(policy->as<ObservesMasses>()->wants(chunk, row, 0), row >= 6);
+    EXPECT_TRUE(policy->as<ObservesMasses>()->wants(chunk, row, 1));
   }
   // tova looks at the current row alone, and does not act in a prompt.
   const auto by_row = test::policy_of_tables("snapkv:budget=20,window=4+tova:budget=30");
@@ -274,26 +274,65 @@ TEST(Composed, WhatDoesNotGoTogetherIsRefused) {
   expect_refused("window:size=+3", {"size=+3", "whole number"});
 }
 
-// Scores nothing; asks for sums of queries, which no composition passes on.
-class SummingPolicy final : public ScoredPolicy, public SumsQueries {
+// Asks for the sums of even rows' queries, or gives every token its bias; drops nothing.
+class Companion final : public ScoredPolicy, public SumsQueries, public WeighsSlots {
  public:
-  SummingPolicy() : ScoredPolicy(Traits{.spec = "summing", .reduction = MassReduction::kSum}) {}
+  Companion(std::string name, bool sums, float bias, std::int64_t* rows_shown = nullptr)
+      : ScoredPolicy(Traits{.spec = std::move(name)}), sums_(sums), bias_(bias), rows_shown_(rows_shown) {}
   std::optional<std::int64_t> bound() const override { return std::nullopt; }
-  std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<SummingPolicy>(*this); }
-  const SumsQueries* sums_queries() const override { return this; }
-  bool wants_queries(const PolicyChunk&, int) const override { return true; }
-  void read_queries(const PolicyChunk&, int, const QuerySums&) override {}
+  std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<Companion>(*this); }
+  bool wants_queries(const PolicyChunk&, int row) const override { return row % 2 == 0; }
+  void read_queries(const PolicyChunk&, int, const QuerySums& queries) override { *rows_shown_ += queries.rows; }
+  bool biases(int, int lane, std::span<float> biases) const override {
+    std::ranges::fill(biases, bias_ + static_cast<float>(lane));
+    return true;
+  }
 
  private:
+  Capabilities capabilities() const override {
+    return ScoredPolicy::capabilities()
+        .with<SumsQueries>(sums_ ? this : nullptr)
+        .with<WeighsSlots>(bias_ != 0 ? this : nullptr);
+  }
   void prune(ScoreList&, const Step&) override {}
+
+  bool sums_;
+  float bias_;
+  std::int64_t* rows_shown_;
 };
 
-TEST(Composed, PoliciesThatSumQueriesStandAlone) {
+TEST(Composed, APartMaySumQueriesAndOneMayWeighSlots) {
+  std::int64_t rows_shown = 0;
+  const Companion summing("a", true, 0, &rows_shown), weighing("b", false, 0.5F), all("c", true, 0.5F, &rows_shown);
   const auto full = std::move(*make_policy("full"));
-  for (const auto& composed : {compose(SummingPolicy(), *full), compose(*full, SummingPolicy())}) {
-    EXPECT_EQ(composed.status().code(), StatusCode::kInvalidArgument);
-    EXPECT_EQ(composed.status().message(), "policy 'summing' cannot be part of a composition; use it alone");
+  const std::pair<const RetentionPolicy*, const RetentionPolicy*> pairs[] = {
+      {&summing, &weighing}, {&weighing, &summing}, {&all, full.get()}, {full.get(), &all}};
+  for (const auto& [first, second] : pairs) {
+    auto original = compose(*first, *second);
+    ASSERT_TRUE(original.ok()) << original.status().message();
+    const std::unique_ptr<RetentionPolicy> both = (*original)->clone();
+    original->reset();  // a clone's capabilities are its own
+    both->begin({.layers = 1, .per_layer = 1, .heads = 2, .lanes = 2});
+    const PolicyChunk chunk{.first = 0, .rows = 3};
+    SumsQueries* queries = both->as<SumsQueries>();
+    ASSERT_NE(queries, nullptr);
+    for (int row = 0; row < 3; ++row) EXPECT_EQ(queries->wants_queries(chunk, row), row != 1);
+    rows_shown = 0;
+    queries->read_queries(chunk, 0, {.rows = 2});
+    EXPECT_EQ(rows_shown, 2);
+    const WeighsSlots* weights = both->as<WeighsSlots>();
+    ASSERT_NE(weights, nullptr);
+    std::vector<float> biases(3);
+    EXPECT_TRUE(weights->biases(0, 1, biases));
+    EXPECT_EQ(biases, std::vector(3, 1.5F));
+    EXPECT_TRUE(both->by_token());
   }
+  const auto neither = compose(*full, *full);
+  EXPECT_TRUE((*neither)->as<SumsQueries>() == nullptr && (*neither)->as<WeighsSlots>() == nullptr);
+  EXPECT_EQ(compose(summing, all).status().message(),
+            "policies 'a' and 'c' both look at sums of queries; only one part of a composition can");
+  EXPECT_EQ(compose(weighing, all).status().message(),
+            "policies 'b' and 'c' both give tokens a bias; only one part of a composition can");
 }
 
 TEST(Composed, BehavesAsEveryScoredPolicy) {

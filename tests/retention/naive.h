@@ -82,7 +82,7 @@ inline PassPlan plan_pass(const RetentionPolicy& policy, int want) {
 inline KeepPlan end_chunk(RetentionPolicy& policy, int rows) {
   KeepPlan plan;
   const PolicyChunk chunk{.first = policy.seen(), .rows = rows};
-  const HidesRanges* ranges = policy.hides_ranges();
+  const HidesRanges* ranges = policy.as<HidesRanges>();
   const IndexRange expected = ranges != nullptr ? ranges->will_drop(chunk) : IndexRange{};
   policy.end_chunk(chunk, 0, plan);
   EXPECT_EQ(plan.realign, policy.traits().realign);

@@ -86,7 +86,7 @@ TEST(RandomPolicy, BehavesAsEveryScoredPolicy) {
 TEST(RandomPolicy, IsDescribedByItsSpec) {
   const auto policy = test::policy_of_tables("random");
   EXPECT_EQ(policy->traits().spec, "random:budget=1024,seed=1");
-  EXPECT_TRUE(policy->observes_masses() == nullptr);
+  EXPECT_TRUE(policy->as<ObservesMasses>() == nullptr);
   EXPECT_EQ(policy->bound(), 1025);
 }
 

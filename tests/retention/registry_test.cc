@@ -59,6 +59,29 @@ TEST(PolicySpec, ValuesAboveTheRangeAreToldTheLargest) {
   expect_refused("streaming:window=9223372036854775807", {"window", "1 to 2^40"});
 }
 
+// An option that a policy lists but does not read would take any text.
+TEST(PolicySpec, EveryOptionIsRead) {
+  int options = 0;
+  for (const PolicyInfo* info : all_policies())
+    for (const PolicyOption& option : info->make != nullptr ? info->options : std::span<const PolicyOption>()) {
+      PolicyOptions given(info->name);
+      given.set(option.name, "?");
+      EXPECT_FALSE(info->make(given).ok()) << info->name << " does not read " << option.name;
+      ++options;
+    }
+  EXPECT_GT(options, 50);
+  PolicyOptions noting = *PolicyOptions::parse("h2o:budget=9,recent=2,every=x");
+  noting.note_reads();
+  EXPECT_EQ(noting.unread(), "budget");
+  const PolicyOptions copy = noting;
+  EXPECT_TRUE(copy.get_budget("budget", 100).ok() && copy.get_int("recent", 0, 100).ok());
+  EXPECT_EQ(copy.canonical({}), "h2o:budget=9,recent=2,every=x");
+  EXPECT_EQ(noting.unread(), "every");
+  EXPECT_FALSE(copy.get_int("every", 0, 100).ok());
+  EXPECT_EQ(noting.unread(), "");
+  EXPECT_EQ(noting, *PolicyOptions::parse("h2o:budget=9,recent=2,every=x"));
+}
+
 TEST(PolicySpec, CapAndWindowExcludeEachOther) {
   expect_refused("streaming:cap=100,window=50", {"cap", "window"});
   expect_refused("streaming:cap=4", {"cap", "sinks"});

@@ -27,7 +27,7 @@ BegunPolicy::BegunPolicy(const std::string& spec) {
   EXPECT_TRUE(made.ok()) << made.status().message();
   if (!made.ok()) return;
   policy = std::move(*made);
-  if (policy->traits().compacts || policy->observes_masses() != nullptr)
+  if (policy->traits().compacts || policy->as<ObservesMasses>() != nullptr)
     layout = {.layers = 3, .per_layer = 2, .heads = 2, .head_dim = 4};
   policy->begin(layout);
 }
@@ -63,7 +63,7 @@ void check_restored(const std::string& spec) {
       if (testing::Test::HasFatalFailure()) return;
     }
     EXPECT_EQ(saved_state(*again.policy), saved_state(*clone));
-    if (spec.find("full") != 0 && original.policy->leaves_unread() == nullptr && at * 16 <= 15 * schedule.size()) {
+    if (spec.find("full") != 0 && original.policy->as<LeavesUnread>() == nullptr && at * 16 <= 15 * schedule.size()) {
       EXPECT_GT(restored.drops(), driver.drops()) << "nothing was dropped behind this place";
     }
     pass(driver, schedule[at]);
@@ -167,7 +167,7 @@ void check_exact_prefix(const std::string& spec) {
       const BegunPolicy cold(spec);
       TableDriver driver(*cold.policy, cold.layout, skewed_mass(5));
       const std::int64_t claimed = cold.policy->exact_prefix(n);
-      std::int64_t most = cold.policy->reads_kv() != nullptr ? 0 : n;  // every token is to be shown to it
+      std::int64_t most = cold.policy->as<ReadsKv>() != nullptr ? 0 : n;  // every token is to be shown to it
       for (int left = n; left > 0;) {
         PolicyChunk now{n - left, chunk_rows(*cold.policy, std::min(left, chunk)), true, 0};
         left -= now.rows;

@@ -179,12 +179,12 @@ class TableDriver {
       for (std::size_t i = 0; i <= before + static_cast<std::size_t>(row); ++i)
         mass.push_back(mass_(t, chunk.first + row, table[i].id));
       const std::vector<std::span<const double>> masses(reductions, mass);  // one source for all reductions
-      policy_->observes_masses()->observe(chunk, t, row, masses);
+      policy_->as<ObservesMasses>()->observe(chunk, t, row, masses);
     }
   }
 
   void show_keys(const PolicyChunk& chunk, int t) {
-    ReadsKv* reader = policy_->reads_kv();
+    ReadsKv* reader = policy_->as<ReadsKv>();
     if (reader == nullptr) return;
     std::vector<float> keys;
     std::vector<std::int64_t> rotations;

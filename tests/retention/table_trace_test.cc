@@ -79,7 +79,7 @@ Outcome replay(const std::string& spec, const Trace& trace, int layer) {
     reduce_mass(heads, static_cast<int>(mass.size()), reductions_of(**policy).front(), mass);
     const PolicyChunk chunk{.first = t, .rows = 1};
     const std::span<const double> masses[] = {mass};
-    (*policy)->observes_masses()->observe(chunk, 0, 0, masses);
+    (*policy)->as<ObservesMasses>()->observe(chunk, 0, 0, masses);
     plan.clear();
     (*policy)->end_chunk(chunk, 0, plan);
     for (const IndexRange& range : plan.drop)

@@ -11,6 +11,15 @@
 namespace kvasir {
 namespace {
 
+constexpr PolicyOption kIgnoringOptions[] = {{"size", "1", "1 to 9", "is not read"}};
+
+}  // namespace
+
+const PolicyInfo kIgnoringPolicy{
+    .name = "ignoring", .options = kIgnoringOptions, .make = [](const PolicyOptions&) { return make_policy("full"); }};
+
+namespace {
+
 using test::PassShape;
 using test::TableMass;
 
@@ -57,6 +66,12 @@ TEST(YourOwn, IsAPolicyLikeTheOthers) {
   EXPECT_NE(make_policy("nothing").status().message().find("fading"), std::string::npos);
 }
 
+TEST(YourOwn, AnOptionThatIsNotReadIsRefused) {
+  EXPECT_TRUE(make_policy("ignoring").ok());
+  for (const char* spec : {"ignoring:size=x", "ignoring:size=1", "snapkv+ignoring:size=1"})
+    EXPECT_EQ(make_policy(spec).status().message(), "policy 'ignoring' does not use its option 'size'; omit it");
+}
+
 // By the page's formula, in long double.
 struct NaiveDistinct {
   static constexpr int kDims = 4;
@@ -101,8 +116,8 @@ TEST(YourOwn, TheKeyReaderIsAPolicyLikeTheOthers) {
                            "snapkv:budget=20,window=6+distinct:budget=25,recent=5"})
     test::check_scored_policy(spec);
   const auto policy = make_policy("distinct");
-  ASSERT_TRUE((*policy)->reads_kv() != nullptr && (*policy)->observes_masses() == nullptr);
-  EXPECT_TRUE((*policy)->reads_kv()->wants_keys() && !(*policy)->reads_kv()->wants_values());
+  ASSERT_TRUE((*policy)->as<ReadsKv>() != nullptr && (*policy)->as<ObservesMasses>() == nullptr);
+  EXPECT_TRUE((*policy)->as<ReadsKv>()->wants_keys() && !(*policy)->as<ReadsKv>()->wants_values());
   EXPECT_EQ((*policy)->exact_prefix(100), 0);
 }
 

@@ -42,6 +42,7 @@ class Spy final : public RetentionPolicy, public ReadsKv, public SumsQueries {
                          .positions = wants.positions,
                          .chunk = wants.chunk,
                          .compacts = true}),
+        ReadsKv(wants.keys, wants.values),
         wants_(wants),
         shown_(*shown) {}
 
@@ -61,9 +62,6 @@ class Spy final : public RetentionPolicy, public ReadsKv, public SumsQueries {
   std::uint64_t state_bytes() const override { return 0; }
   std::uint64_t most_state_bytes(const TableLayout&, std::int64_t, int) const override { return 0; }
 
-  const ReadsKv* reads_kv() const override { return wants_.keys || wants_.values ? this : nullptr; }
-  bool wants_keys() const override { return wants_.keys; }
-  bool wants_values() const override { return wants_.values; }
   void read_kv(const PolicyChunk& chunk, int table, const ChunkKv& kv) override {
     ASSERT_EQ(kv.rows, chunk.rows);
     ASSERT_EQ(kv.keys.empty(), !wants_.keys);
@@ -77,7 +75,6 @@ class Spy final : public RetentionPolicy, public ReadsKv, public SumsQueries {
       }
     }
   }
-  const SumsQueries* sums_queries() const override { return wants_.queries ? this : nullptr; }
   bool wants_queries(const PolicyChunk& chunk, int row) const override { return (chunk.first + row) % 3 == 0; }
   void read_queries(const PolicyChunk& chunk, int table, const QuerySums& queries) override {
     std::vector<double>& out = shown_.queries[{table, chunk.first}];
@@ -90,6 +87,11 @@ class Spy final : public RetentionPolicy, public ReadsKv, public SumsQueries {
   }
 
  private:
+  Capabilities capabilities() const override {
+    return Capabilities()
+        .with<ReadsKv>(wants_keys() || wants_values() ? this : nullptr)
+        .with<SumsQueries>(wants_.queries ? this : nullptr);
+  }
   static void append(std::vector<float>& to, std::span<const float> floats) {
     to.insert(to.end(), floats.begin(), floats.end());
   }

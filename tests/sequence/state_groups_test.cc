@@ -265,7 +265,7 @@ TEST_P(StateGroups, ThePlanIsThePeak) {
         EXPECT_EQ(cache->budget().used(), 0u);
         run_text(*runner, Text(chunk == 1 ? 20 : 120, chunk == 1 ? 130 : 30, 9), chunk);
         EXPECT_LE(cache->budget().peak(), plan.bytes);
-        if (plan.exact && made->leaves_unread() == nullptr) {
+        if (plan.exact && made->as<LeavesUnread>() == nullptr) {
           EXPECT_EQ(cache->budget().peak(), plan.bytes);
         }
         const bool exact = std::string(type) == "f16" && (policy == "full" || policy == "streaming:sinks=4,window=36");

@@ -149,8 +149,8 @@ TEST_F(WindowGroups, ThePlanIsThePeakOfAllGroupsTogether) {
           const auto cache = *new_cache(model, std::max(plan.bytes, KvCache::cost(model->kv_shape, {}, 1)));
           run_text(*runner_on(model, cache, policy), Text(prompt, generated, 9), chunk);
           EXPECT_LE(cache->budget().peak(), plan.bytes);
-          EXPECT_EQ(plan.exact, !encoded && made->observes_masses() == nullptr && !made->traits().compacts);
-          if (plan.exact && made->leaves_unread() == nullptr) {
+          EXPECT_EQ(plan.exact, !encoded && made->as<ObservesMasses>() == nullptr && !made->traits().compacts);
+          if (plan.exact && made->as<LeavesUnread>() == nullptr) {
             EXPECT_EQ(cache->budget().peak(), plan.bytes);
           }
         }

@@ -73,7 +73,7 @@ Status check_report(const std::string& file, std::span<const std::string> inputs
 }
 
 void note_idle(const std::string& policy, std::int64_t prefill, std::int64_t tokens) {
-  if (const auto made = make_policy(policy); made.ok() && (*made)->leaves_unread() != nullptr)
+  if (const auto made = make_policy(policy); made.ok() && (*made)->as<LeavesUnread>() != nullptr)
     return;  // it never drops anything
   std::string_view remedy = "a longer text, a smaller size or a smaller --chunk would change that";
   if (prefill == 0)
