@@ -133,7 +133,7 @@ struct TenantQuota {
 class Engine {
  public:
   // `progress` (may be empty) gets the bytes of weights loaded and their total. Errors: any code, with a one-line
-  // message that says what is wrong and how to mend it.
+  // message that says what is wrong and how to fix it.
   static Result<std::unique_ptr<Engine>> open(const EngineOptions& options,
                                               const std::function<void(std::uint64_t, std::uint64_t)>& progress = {});
   virtual ~Engine() = default;
@@ -162,9 +162,9 @@ class Engine {
   // format), kResourceExhausted.
   virtual Result<LoadedSession> load_session(const std::string& path, int sequences = 1) = 0;
   // As load_session, but only reads and checks the file: the session takes KV memory when it is first used. A request
-  // that continues it is admitted with what the file holds, and loads that at its start, within its tenant's quota.
-  // Until then the file must not be modified, but may be replaced by a rename. Any thread may call this at any time
-  // once a first session or request has made the cache. Errors: as load_session; kInvalidArgument without a cache.
+  // that continues it is admitted with the file's KV memory, and loads the file at its start, within its tenant's
+  // quota. Until then the file must not be modified, but may be replaced by a rename. Any thread may call this at any
+  // time once a first session or request has made the cache. Errors: as load_session; kInvalidArgument without a cache.
   virtual Result<LoadedSession> open_session(const std::string& path) const = 0;
 
   // Takes a request, which runs in later calls of poll(). Checks everything first: after an error the engine is
@@ -182,8 +182,8 @@ class Engine {
   // (RequestOptions::releases_session).
   //
   // EngineOptions::scheduler says when requests start. If the KV memory cannot hold the next tokens of all, the
-  // lowest-ranked wait. Those that hold pages are preempted: first what borrows beyond its tenant's floor, then the
-  // worst priority, then the least cost of bringing it back. A preempted request gives up its pages, and reads its
+  // lowest-ranked wait. Those that hold pages are preempted: first those that borrow beyond their tenant's floor, then
+  // those of the worst priority, then the cheapest to bring back. A preempted request gives up its pages, and reads its
   // tokens again when there is room. That costs time, changes no bit, and happens to no request twice before it has
   // produced a token. The best-ranked request always goes on. It ends with kKvMemory if it cannot although no other
   // request holds pages (of its tenant, for a ceiling), because the memory is too small or a session holds it. Errors:
@@ -197,12 +197,12 @@ class Engine {
 
   // Returns the number of requests whose last event poll() has not returned yet.
   virtual std::int64_t unfinished() const = 0;
-  // Returns whether prefixes are still being written to places outside memory. That needs no call; poll() afterwards
-  // frees buffers and updates report().
+  // Returns whether prefixes are still being written to places outside memory. The writes need no call; a poll() after
+  // them frees buffers and updates report().
   virtual bool settling() const { return false; }
 
-  // Sets what a tenant's requests may hold together. `floor` bytes are guaranteed; bytes beyond are borrowed, and
-  // preempted first when others need them. `ceiling` bytes (0: no limit) is the most. A request is charged for the
+  // Sets the bytes that a tenant's requests may hold together. `floor` bytes are guaranteed; requests beyond it borrow,
+  // and are preempted first when others need memory. `ceiling` (0: no limit) is the most. A request is charged for the
   // pages it refers to. Samples divide the pages they share; so do requests that continue the same exact pages, while
   // their policies have dropped nothing. Cached prefixes are charged to no tenant. Errors: kInvalidArgument (a negative
   // tenant, a ceiling below its floor, floors that add up to more than the cache, where its size is known).
@@ -216,7 +216,7 @@ class Engine {
   virtual CacheReport cache() const = 0;
   virtual EngineReport report() const = 0;
 
-  // Returns what a tenant's requests hold, for at most `most` samples.
+  // Returns what a tenant's requests hold in the cache, for at most `most` samples.
   virtual SequenceList sequences(int tenant, std::size_t most) const = 0;
   // Returns which tokens of one sample are kept, in less than a millisecond for any length. Errors: kNotFound for a
   // request that is unknown, has ended (unless RequestOptions::inspect) or is another tenant's.

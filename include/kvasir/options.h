@@ -50,9 +50,8 @@ struct SchedulerOptions {
   Admission admission = Admission::kUse;
   int max_running = 64;   // requests (each sample counts) that hold pages at a time, 1 or more
   int prompt_rows = 256;  // prompt tokens of all requests together in one pass, 1 to 4096
-  // Number of requests that the memory below the stop mark is meant for, 1 or more. For a request without a limit of
-  // its own (no max_tokens, or all that the trained context leaves) Admission::kUse assumes a peak of at most one such
-  // share.
+  // Number of equal shares of the memory below the stop mark, 1 or more. For a request without a limit of its own (no
+  // max_tokens, or as many as the trained context leaves) Admission::kUse assumes a peak of at most one share.
   int side_by_side = 16;
 };
 
@@ -77,9 +76,9 @@ struct EngineOptions {
   // The file has no name and is deleted with the engine.
   std::string swap_dir;
   std::uint64_t swap_size = std::uint64_t{4} << 30;  // its size, at most; at least 1 MiB
-  // Folder and size limit for the files of what policies with @demote=file drop (docs/policies/demotion.md) and of what
-  // heads of policies with offload=file leave unread (docs/policies/synckv.md). Empty: such policies are refused. The
-  // files have no names and are deleted with the engine.
+  // Folder and size limit for files of tokens that policies with @demote=file drop (docs/policies/demotion.md), and of
+  // keys and values that policies with offload=file move out of memory (docs/policies/synckv.md). Empty: such policies
+  // are refused. The files have no names and are deleted with the engine.
   std::string demote_dir;
   std::uint64_t demote_size = std::uint64_t{16} << 30;
   // Folder for prefixes that outlive the engine, and its size limit in bytes; empty: none. One process at a time. Needs
@@ -104,8 +103,8 @@ struct EngineOptions {
 
 // Options of one context.
 struct SessionOptions {
-  std::string policy;  // retention policy spec, "name:key=value,..."; empty: streaming, with the smaller of the trained
-                       // context and what kv_memory holds as its cap
+  std::string policy;  // retention policy spec, "name:key=value,..."; empty: streaming, capped at the trained context
+                       // or what kv_memory holds, whichever is less
   // First tokens of the text that the policy never drops, such as a system message: sets protect= of policies that have
   // this option (docs/policies), unless `policy` gives it. If that is more than half of what the policy keeps: as many
   // as it accepts. 0: none.

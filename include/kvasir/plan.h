@@ -24,8 +24,8 @@ struct RequestPlan {
   std::string policy;  // canonical spec
   std::string codec;
   std::int64_t prompt = 0;
-  // The most tokens that can be generated behind the prompt: what is left of the trained context or of the whole KV
-  // memory, whichever is less. The trained context under a policy that neither of them ends.
+  // The most tokens that can be generated behind the prompt: as many as the rest of the trained context or of the whole
+  // KV memory allows, whichever is less. If neither ends a text under the policy: the trained context.
   std::int64_t most_tokens = 0;
   bool endless = false;              // neither context nor memory ends a text under this policy
   std::int64_t max_tokens = 0;       // tokens to generate that the plan is for
@@ -42,7 +42,7 @@ struct RequestPlan {
   std::uint64_t offload_bytes = 0;
   std::uint64_t offload_file_bytes = 0;
   std::uint64_t bytes = 0;  // total at the peak: pages, tables, policy, demoted, offloaded
-  bool exact = true;  // false: an upper bound; it depends on the text or, for encoded pages, on what shares the passes
+  bool exact = true;  // false: upper bounds; figures vary with the text or, for encoded pages, with other requests
   std::uint64_t bytes_per_token = 0;  // for one more token, if the policy has no bound
   std::uint64_t budget = 0;           // of the whole cache
   Status refusal;                     // why it can never run to its end; ok if it can

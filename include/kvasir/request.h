@@ -90,7 +90,7 @@ struct RequestOptions {
   // Requests share cached prefixes only where their salts are equal.
   std::string salt;
   bool bypass = false;  // neither continues a cached prefix nor leaves one
-  bool pin = false;     // its prefix is evicted after all that are not pinned
+  bool pin = false;     // its prefix is evicted after all unpinned ones
   double ttl = 0;       // seconds for which its prefix can be continued; 0: while there is room
 
   // Name of the request in views (kvasir/view.h); any text.

@@ -42,14 +42,14 @@ struct KvReport {
   // ones.
   std::int64_t kept = 0;
   std::int64_t kept_least = 0;  // in the layer or head that retains the fewest
-  std::int64_t kept_most = 0;   // in the one that retains the most
+  std::int64_t kept_most = 0;   // in the layer or head that retains the most
   std::int64_t kept_max = 0;    // most that a forward pass ever saw in any layer
   // Tokens that the newest generated token read, if its policy chooses (quest): mean over layers and KV heads. 0: all
   // kept.
   std::int64_t read = 0;
   bool demotes = false;  // dropped tokens are stored elsewhere (docs/policies/demotion.md)
   // Demoted tokens: number, mean over layers and KV heads; bytes in memory (part of `bytes`) and in the file; pages per
-  // KV head that rows recalled so far, those of them read from the file, and the seconds waited for the file.
+  // KV head that rows recalled so far, recalled pages read from the file, and the seconds waited for the file.
   std::int64_t demoted = 0;
   std::uint64_t demoted_bytes = 0;
   std::uint64_t demoted_file_bytes = 0;
@@ -62,7 +62,7 @@ struct KvReport {
   std::uint64_t cold_bytes = 0;
   double write_wait_seconds = 0;
   // Fetches from the file so far: bytes; rounds, each for the heads of one layer that follow the same head; rounds that
-  // were waited for, and the seconds waited; the seconds of fetching, including those behind other work.
+  // the pass waited for, and the seconds waited; the seconds of fetching, including those hidden behind other work.
   struct Fetched {
     std::uint64_t bytes = 0;
     std::int64_t rounds = 0;
@@ -102,7 +102,7 @@ struct SwapReport {
   std::uint64_t used = 0;      // bytes of it in use
   std::uint64_t buffers = 0;   // bytes of memory between the file and the pages, outside the KV budget
   std::int64_t out = 0;        // preempted requests written whole
-  std::int64_t in = 0;         // those restored from the file
+  std::int64_t in = 0;         // preempted requests restored from the file
   std::int64_t failed = 0;     // recomputed: a transfer failed, or there was no memory for the saved state
   std::string why_failed;      // the newest failure
   std::uint64_t bytes_out = 0;
@@ -191,7 +191,7 @@ struct GenerateResult {
   std::int64_t prompt_tokens = 0;  // session: read since the last generate(); request: its prompt
   std::int64_t tokens = 0;         // generated
   double prompt_seconds = 0;       // request: from submit() until its prompt was read, waiting included
-  double seconds = 0;              // of generation; request: from then to its end, waiting included
+  double seconds = 0;              // of generation; request: from its last prompt token to its end, waiting included
   FinishReason finish_reason = FinishReason::kEnd;
   std::uint64_t seed = 0;  // used by the sampler
   // With GenerateOptions::logprobs: one for each generated token, those of the stop string that ended the text
@@ -206,7 +206,7 @@ struct GenerateResult {
   // "pages" (exact), "snapshot" (the state of a policy), "disk" or "redis" (exact pages fetched for this request), or
   // empty.
   std::string cached_from;
-  std::string cache_miss;        // why no more came from it; empty if all that could did
+  std::string cache_miss;        // why no more tokens came from the cache; empty if all possible tokens did
   std::int64_t preemptions = 0;  // times that it was preempted
   std::int64_t recomputed = 0;   // tokens recomputed after preemptions
   double queue_seconds = 0;      // part of prompt_seconds: until its first pass

@@ -1,4 +1,4 @@
-// Views of what an engine's requests hold of their texts.
+// Views of the tokens that an engine's requests hold in the cache.
 // Thread-safety: plain values.
 #pragma once
 

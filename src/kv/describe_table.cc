@@ -65,7 +65,7 @@ class Description {
 
   // The newest tokens fill the last slots of the last columns.
   void find_slots() {
-    out_.slots.reserve(hidden_.size());  // exactly: resize alone would double
+    out_.slots.reserve(hidden_.size());  // exact size: resize alone might double it
     out_.slots.resize(hidden_.size());
     int left = rows_;
     const auto entries = table_.entries_of(table_.frames().back());
@@ -86,7 +86,7 @@ class Description {
       sealed.first_row = static_cast<int>(std::max<TokenIndex>(seal.first_reader - first_row_, 0));
       if (seal.open >= 0)
         sealed.open = table_.seals().open_pages().subspan(static_cast<std::size_t>(seal.open) * lanes, lanes).data();
-      // Without what is dropped before the first row that reads the encoded pages.
+      // Without the tokens hidden from the first row that reads the encoded pages.
       const IndexRange hide = hidden_[static_cast<std::size_t>(sealed.first_row)];
       sealed.live = columns_[seal.column].live & ~columns_.slots_of(seal.column, hide.begin, hide.end);
       out_.seals.push_back(sealed);
@@ -123,7 +123,7 @@ class Description {
     }
   }
 
-  // Entries of a frame that hold tokens of `range`, or for an empty range tokens on both sides of it.
+  // Entries of a frame that hold tokens of `range`; for an empty range, an entry with tokens on both sides of it.
   Interval holding(std::size_t f, IndexRange range) const {
     const auto entries = out_.frames[f].entries;
     const auto begin =
@@ -133,7 +133,7 @@ class Description {
     return {static_cast<std::uint32_t>(begin - entries.begin()), static_cast<std::uint32_t>(end - entries.begin())};
   }
 
-  // Entries at the edge of the window: within that of some row, but not wholly within that of every row.
+  // Entries at the edge of the window: partly visible to some row, but not wholly within every row's window.
   Interval window_edge(std::size_t f) {
     const auto entries = out_.frames[f].entries;
     const auto first = out_.query_positions.begin() + static_cast<std::ptrdiff_t>(f * hidden_.size());
@@ -201,7 +201,7 @@ class Description {
     const auto entries = out_.frames[f].entries;
     out_.blocks.reserve(out_.blocks.size() + 1);
     out_.blocks.push_back({static_cast<std::uint32_t>(f), block.begin, block.end, out_.masks.size()});
-    // No more than is needed: a batch has many tables.
+    // Exact size: a batch has many tables.
     const std::size_t masks = out_.masks.size() + static_cast<std::size_t>(rows_) * (block.end - block.begin);
     out_.masks.reserve(masks);
     const bool narrows = window_ > 0 || read_ != nullptr;

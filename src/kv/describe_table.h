@@ -1,4 +1,4 @@
-// What a page table contributes to a batch: frames, write slots, positions, and masks where rows differ.
+// Describes a page table to a batch: frames, write slots, positions, and masks where rows differ.
 // Thread-safety: a pure function of its arguments.
 #pragma once
 
@@ -11,11 +11,11 @@
 namespace kvasir {
 
 // The newest hidden.size() tokens of the table are the rows; row r sees the retained tokens with indices up to its own,
-// less hidden[r]. `window`: a row attends to keys less than this many positions before it (native sliding-window
-// attention); 0: to all. What lies outside stays retained.
+// except hidden[r]. `window`: a row attends to keys less than this many positions before it (native sliding-window
+// attention); 0: to all. Keys outside stay retained.
 //
-// `read`: if not null, the rows' tokens attend to nothing but these ranges (ascending, disjoint), which hold their own
-// tokens. What lies outside stays retained.
+// `read`: if not null, the rows attend only to these ranges (ascending, disjoint), which include the rows' own tokens.
+// Tokens outside stay retained.
 //
 // REQUIRES: hidden ranges are empty, or begin where a frame begins (tokens before them lie in earlier frames), and end
 // at or before the row's own token (checked).

@@ -1,5 +1,4 @@
-// What a page table is told to keep: plain values between those who decide (retention policies) and those who execute.
-// Thread-safety: values.
+// Plain values by which retention policies tell page tables which tokens to keep. Thread-safety: values.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +17,7 @@ struct IndexRange {
   bool operator==(const IndexRange&) const = default;
 };
 
-// What one decision of a policy, and so one page table, holds for.
+// What one decision of a policy, and so one page table, covers.
 enum class PolicyScope { kSequence, kLayer, kHead };
 
 // How the tokens behind a hole move up to close it.
@@ -27,20 +26,20 @@ enum class Realign {
   kRotate,  // their keys are rotated by the shift and stored again, as StreamingLLM was published
 };
 
-// What a table does after a chunk. All tokens named are at or before the chunk's last.
+// The changes of a table after a chunk. All tokens named are at or before the chunk's last.
 struct KeepPlan {
   struct Move {
     TokenIndex index = 0;
     int run = 0;
   };
-  // Ascending and disjoint, none empty. The retained tokens inside are dropped; others are passed over.
+  // Ascending and disjoint, none empty. The retained tokens inside are dropped; indices of other tokens are ignored.
   std::vector<IndexRange> drop;
-  // Ascending. Retained tokens that go to the end of another run of a higher number, as its newest.
+  // Ascending. Retained tokens that move to a run of a higher number, as its newest.
   std::vector<Move> moves;
-  // For reports only: the tokens held once each row of the chunk was inserted and pruned, one number per row. May be
-  // left empty where nothing is dropped before the last row.
+  // For reports only: for each row of the chunk, the number of tokens held after its insertion and pruning. May be
+  // empty if nothing is dropped before the last row.
   std::vector<std::int64_t> held;
-  // How what is behind the dropped tokens moves up.
+  // How the tokens behind the dropped ones move up.
   Realign realign = Realign::kFrames;
 
   void clear() {
@@ -51,7 +50,7 @@ struct KeepPlan {
   }
   bool empty() const { return drop.empty() && moves.empty(); }
 
-  // Adds a range that is not empty and lies behind those added so far; one that begins where the last ends extends it.
+  // Adds a range, or extends the last one by it. REQUIRES: it is not empty and lies behind the earlier ranges.
   void add_drop(IndexRange range) {
     if (!drop.empty() && drop.back().end == range.begin) {
       drop.back().end = range.end;

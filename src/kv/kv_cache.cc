@@ -50,8 +50,7 @@ std::uint64_t KvCacheShape::state_bytes() const {
 
 namespace {
 
-// Where the lanes of the model's layers are in tables of this scope and, behind them, one for each window group; and
-// where the states are.
+// Where the lanes and states of the model's layers are. Tables of this scope are followed by one for each window group.
 std::vector<LayerLanes> layer_lanes(const KvCacheShape& shape, PolicyScope scope) {
   std::vector<std::uint8_t> group_of_layer = shape.group_of_layer;
   if (group_of_layer.empty()) group_of_layer.assign(static_cast<std::size_t>(shape.layers), 0);
@@ -76,7 +75,7 @@ std::vector<LayerLanes> layer_lanes(const KvCacheShape& shape, PolicyScope scope
   return lanes;
 }
 
-// `form`: says which pages, if there are several kinds.
+// `form`: names the kind of pages in the message; empty if there is only one kind.
 Status check_holds_a_column(const KvCacheShape& shape, std::uint64_t budget_bytes, const std::string& form) {
   const std::uint64_t least = KvCache::cost(shape, {}, 1);
   if (budget_bytes >= least) return {};
@@ -325,7 +324,7 @@ std::uint64_t KvCache::cost(const KvCacheShape& shape, const SequenceLayout& lay
 std::int64_t KvCache::most_open_columns(const KvCacheShape& shape, const SequenceLayout& layout, std::int64_t columns) {
   if (!shape.page.encoded()) return 0;
   const std::int64_t slots = shape.page.slots;
-  // Before the pass, and after it.
+  // Twice: columns open before the pass, and columns open after it.
   const std::int64_t of_texts = 2 * ((shape.recent + slots - 1) / slots + 1);
   const std::int64_t held = std::min<std::int64_t>(columns, of_texts + 2 * std::ssize(layout.table.run_capacities));
   // What compaction may write into fresh pages (TableMemory::sharing_reserve).

@@ -19,8 +19,8 @@
 
 namespace kvasir {
 
-// Layers that keep a window of their own beside layers that see all tokens: a KV group whose retention is the model's,
-// not the policy's. It keeps the last `window` tokens by index, at their original positions.
+// A KV group of layers with a sliding window, beside layers that see all tokens. The model decides its retention, not
+// the policy: it keeps the last `window` tokens by index, at their original positions.
 struct WindowGroup {
   int layers = 0;
   int kv_heads = 0;
@@ -34,32 +34,32 @@ struct WindowGroup {
 // Layers that hold a state of fixed size for each sequence, in place of keys and values (backend/state_mixer.h).
 struct StateGroup {
   int layers = 0;
-  std::uint64_t bytes = 0;  // of one sequence in one layer; a multiple of kStateAlign
+  std::uint64_t bytes = 0;  // for one sequence in one layer; a multiple of kStateAlign
 
   bool operator==(const StateGroup&) const = default;
 };
 inline constexpr std::uint64_t kStateAlign = 64;
 
-// What the lanes of a model are. Layers that agree on KV heads, head dimension, window and rotation form a KV group;
-// those that policies govern may differ in rotation. The fields in front describe the group that retention policies
-// govern: the layers that see all tokens, or all layers where each has a window.
+// The lanes of a model. Layers that agree on KV heads, head dimension, window and rotation form a KV group; layers that
+// policies govern may differ in rotation. The fields before `windows` describe the group that retention policies
+// govern: the layers that see all tokens, or all layers if every layer has a window.
 struct KvCacheShape {
   int layers = 0;
   int kv_heads = 0;
   PageFormat page;
-  // Rows attend to keys less than this many positions before them, in every layer; 0: to all. Tables of ranges give
-  // back the pages behind it.
+  // A row attends to keys less than this many positions before it, in every layer; 0: to all. Tables of ranges give
+  // back the pages outside the window.
   Position window = 0;
   int recent = 0;  // KvCodec::recent
   std::vector<WindowGroup> windows;
   std::vector<StateGroup> states;
-  // [layers of the model]: 0 for a layer that is governed, otherwise 1 + its place in `windows` or, behind these, in
-  // `states`. Empty: all are governed.
+  // [layers of the model]: 0 for a governed layer, 1 + w for a layer of windows[w], 1 + windows.size() + s for a layer
+  // of states[s]. Empty: all layers are governed.
   std::vector<std::uint8_t> group_of_layer;
-  // [governed layers]: how the keys of each are rotated. Empty: as PageFormat::rotation says. It belongs to lanes, not
-  // to groups: keys that are rotated differently take the same room, and are kept alike.
+  // [governed layers]: rotation of the layer's keys. Empty: PageFormat::rotation for all. Layers that differ only in
+  // rotation share a group, because their keys take the same room and are retained alike.
   std::vector<std::uint8_t> rotations;
-  int query_heads = 0;  // of a governed layer: no page depends on it, but what policies are shown does
+  int query_heads = 0;  // of a governed layer; pages do not depend on it, observations of policies do
 
   KvCodec codec() const { return {page.key, page.value, recent, page.hadamard_keys, page.hadamard_values}; }
   // The same lanes in pages of another codec.
@@ -72,14 +72,13 @@ struct KvCacheShape {
     shape.recent = codec.recent;
     return shape;
   }
-  // Of the governed group.
+  // The next three concern the governed group.
   int lanes() const { return layers * kv_heads; }
   int tables(PolicyScope scope) const {
     return scope == PolicyScope::kSequence ? 1 : scope == PolicyScope::kLayer ? layers : lanes();
   }
   int lanes_per_table(PolicyScope scope) const { return lanes() / tables(scope); }
-  // The governed group as a shape of its own, and a window group: all of its layers are governed then, each by its
-  // window.
+  // The governed group, or a window group, as a shape of its own, in which all layers are governed.
   KvCacheShape governed() const;
   KvCacheShape of(const WindowGroup& group) const;
   // The first layer of the governed group (0) or of windows[group - 1].
@@ -87,23 +86,23 @@ struct KvCacheShape {
     const auto found = std::ranges::find(group_of_layer, group);
     return found == group_of_layer.end() ? 0 : static_cast<int>(found - group_of_layer.begin());
   }
-  // The widest of the window groups, in tokens; 0 if there are none.
+  // The widest window of the window groups, in tokens; 0 if there are none.
   Position widest_window() const;
-  int all_lanes() const;              // of all groups
-  std::uint64_t state_bytes() const;  // of one sequence, in all layers
+  int all_lanes() const;              // of all KV groups
+  std::uint64_t state_bytes() const;  // for one sequence, in all layers
 };
 
-// One sequence's lanes, in tables of those that agree on what they keep. The lanes that its policy governs have one
-// table for all, one a layer, or one a lane; behind these tables comes one for each window group. Beside them are the
-// states of layers that have no lanes; a sequence takes them with its first token.
-// Move-only; releases its pages with the last reference.
+// One sequence's lanes, in page tables of lanes that agree on what they keep, and the states of its layers without
+// lanes. The lanes that the policy governs have one table for all, one per layer or one per lane, as PolicyScope says.
+// Behind these tables follows one for each window group. A sequence takes its states with its first token.
+// Move-only. Gives its references to pages back with the object.
 class KvSequence {
  public:
   PolicyScope scope() const { return scope_; }
   const KvCodec& codec() const { return codec_; }
   int tables() const { return static_cast<int>(tables_.size()); }
   int governed_tables() const { return governed_; }
-  // Where the lanes of the model's layers are.
+  // Where the lanes of each layer of the model are.
   std::span<const LayerLanes> layers() const { return layers_; }
   PageTable& table(int index) { return tables_[static_cast<std::size_t>(index)]; }
   const PageTable& table(int index) const { return tables_[static_cast<std::size_t>(index)]; }
@@ -112,51 +111,51 @@ class KvSequence {
   const PageTable& only_table() const { return tables_.front(); }
 
   TokenIndex next_index() const { return tables_.front().next_index(); }  // tokens seen so far
-  // Ends a pass (PageTable::end_pass). Nothing where pages are not encoded.
+  // Ends a pass (PageTable::end_pass). Does nothing if pages are not encoded.
   void end_pass() {
     for (PageTable& table : tables_) table.end_pass();
   }
-  // Returns the pages that no token to come can see (PageTable::give_back): of all tables, or of window groups alone.
+  // Gives back the pages that no later token can see (PageTable::give_back): of all tables, or only of window groups.
   enum class Groups { kAll, kWindows };
   void give_back(Groups groups = Groups::kAll);
-  // The least number of tokens to which a text that lost none of its tokens could be cut so that all that the next
-  // token attends to has pages; 0 while nothing was given back.
+  // The least length to which a text whose tokens are all retained may be cut: everything that the next token attends
+  // to still has pages. 0 while nothing was given back.
   TokenIndex truncatable_from() const;
 
-  // Over the governed tables.
-  std::int64_t longest() const;   // tokens retained by the table that retains most
-  std::int64_t shortest() const;  // by the one that retains least
+  // The next four concern the governed tables.
+  std::int64_t longest() const;   // tokens retained by the table that retains the most
+  std::int64_t shortest() const;  // by the table that retains the least
   double mean_length() const;     // over lanes
   double mean_stored() const;     // of tokens that have pages, over lanes
 
-  // Bytes that append takes, and that copies of shared pages may take afterwards (TableMemory::sharing_reserve).
+  // Bytes that append takes, and that a plan applied afterwards may take (TableMemory::sharing_reserve).
   struct Room {
     std::uint64_t append = 0;
     std::uint64_t reserve = 0;
   };
   Room plan_append(int tokens) const;
-  // Of the layers without lanes.
+  // The states of the layers without lanes.
   LayerStates& states() { return states_; }
   const LayerStates& states() const { return states_; }
   std::uint64_t table_bytes() const;     // charged for the arrays of all tables
   std::uint64_t page_bytes() const;      // charged for pages, shared ones too
-  std::uint64_t own_page_bytes() const;  // of these, for pages that nobody else refers to
+  std::uint64_t own_page_bytes() const;  // charged for pages that only this sequence refers to
 
-  // Fills an empty sequence with the first tokens of a text, whose keys and values are in these pages ([column][lane],
-  // lanes of all layers and heads) already. Succeeds whole; after an error the sequence can only be destroyed.
+  // Fills an empty sequence with the first tokens of a text, whose keys and values these pages already hold
+  // ([column][lane], lanes of all layers and heads). Succeeds whole; after an error the sequence can only be destroyed.
   // REQUIRES: as PageTable::adopt; no layer has a state. Errors: kResourceExhausted.
   Status adopt(std::span<const PageId> pages);
-  // From now on its references to pages count as a cache's: PagePool::mark_cached, once.
+  // Counts the references to pages as a cache's from now on (PagePool::mark_cached). Called once.
   void mark_cached() {
     for (PageTable& table : tables_) table.mark_cached();
   }
-  // See TableTokens::whole_columns: the least over tables.
+  // The least TableTokens::whole_columns of all tables.
   std::int64_t whole_columns() const;
-  // Appends the pages of all lanes of such a column.
+  // Adds the pages of all lanes of one of these columns to `pages`.
   void add_pages_of_whole(std::int64_t column, std::vector<PageId>& pages) const;
 
-  // Room for `tokens` tokens in every table, and in the budget for what applying a plan may copy. Succeeds whole or
-  // leaves no trace. Errors: kResourceExhausted.
+  // Makes room for `tokens` tokens in every table, if the budget also has room for what a plan applied afterwards may
+  // take. Succeeds whole or leaves no trace. Errors: kResourceExhausted.
   Status append(int tokens);
 
  private:
@@ -181,39 +180,39 @@ TableColumns::Encodings encodings(const KvSequence& sequence);
 struct SequenceLayout {
   PolicyScope scope = PolicyScope::kSequence;
   PageTable::Layout table;
-  std::optional<KvCodec> codec;  // one that the cache allows; none: that of its shape
+  std::optional<KvCodec> codec;  // one that the cache allows; nullopt: that of the cache's shape
 };
 
 class KvCache {
  public:
   // `budget_bytes` bounds pages and tables together. Errors: kResourceExhausted.
-  // `store` holds the bytes of pages and must outlive the cache; null: everything is counted, nothing can be read.
+  // `store` holds the bytes of pages and must outlive the cache; null: pages are counted, but nothing can be read.
   static Result<std::unique_ptr<KvCache>> create(const KvCacheShape& shape, std::uint64_t budget_bytes,
                                                  PageStore* store = nullptr);
 
-  // Lets sequences have this codec beside that of shape(). Their pages come from the same budget. Does nothing if they
-  // may already. Errors: kResourceExhausted where the budget holds no page of each lane; kUnsupported for too many.
+  // Allows sequences of this codec beside that of shape(), from the same budget. Does nothing if it is already allowed.
+  // Errors: kResourceExhausted if the budget cannot hold one page of each lane; kUnsupported for too many codecs.
   Status allow(const KvCodec& codec);
   bool allows(const KvCodec& codec) const { return find(codec) != allowed_.end(); }
-  // All that sequences may have; first that of shape().
+  // All codecs that sequences may have; the first is that of shape().
   std::vector<KvCodec> codecs() const;
 
-  // The classes of its pages. REQUIRES: allows(codec).
+  // The classes of a codec's pages. REQUIRES: allows(codec).
   PageClasses classes(const KvCodec& codec) const;
 
   // REQUIRES: allows(layout.codec).
   KvSequence new_sequence(const SequenceLayout& layout = {});
   Result<KvSequence> fork(const KvSequence& sequence);
 
-  // Bytes that `columns` columns in every table of one sequence cost: pages, their bookkeeping, and the tables' arrays;
-  // and the sequence's states.
-  // Where pages are encoded, so many columns have open pages as a table can have at most. Of the codec of `shape`,
-  // whatever the layout's.
+  // Bytes that one sequence with `columns` columns in every table costs: pages, their bookkeeping, the tables' arrays,
+  // and the states. Where pages are encoded, counts the most open columns that a table can have. Uses the codec of
+  // `shape`, not the layout's.
   static std::uint64_t cost(const KvCacheShape& shape, const SequenceLayout& layout, std::int64_t columns);
 
-  // Of these, those of the pages and their bookkeeping.
+  // The part of cost that is for pages and their bookkeeping.
   static std::uint64_t page_cost(const KvCacheShape& shape, const SequenceLayout& layout, std::int64_t columns);
-  // Open columns of a table whose pages are encoded, at most, with those that a pass keeps until it ends.
+  // The most open columns that a table with encoded pages can have, those that a pass keeps until it ends included; 0
+  // if pages are not encoded.
   static std::int64_t most_open_columns(const KvCacheShape& shape, const SequenceLayout& layout, std::int64_t columns);
 
   const KvCacheShape& shape() const { return shape_; }
@@ -237,10 +236,10 @@ class KvCache {
     return std::ranges::find(allowed_, codec, &Allowed::codec);
   }
   KvCacheShape shape_;
-  std::vector<std::uint8_t> rotations_;  // [lanes], of the governed group; or empty
+  std::vector<std::uint8_t> rotations_;  // [lanes], of the governed group, or empty
   MemoryBudget budget_;
   std::unique_ptr<PagePool> pool_;
-  std::vector<Allowed> allowed_;  // first that of shape_
+  std::vector<Allowed> allowed_;  // the first is the codec of shape_
 };
 
 }  // namespace kvasir

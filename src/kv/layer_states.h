@@ -1,4 +1,4 @@
-// The states of one sequence's layers that hold one in place of keys and values: bytes, charged to the cache's budget.
+// The states of one sequence, for layers that have a state in place of keys and values. Charged to the cache's budget.
 // Thread-safety: none, as the cache. A backend advances the states between calls.
 #pragma once
 
@@ -14,12 +14,13 @@ namespace kvasir {
 // Move-only; gives its bytes back with the object.
 class LayerStates {
  public:
-  // `all`: bytes of all layers, once they are taken. Without a store in the pool they are charged and have no memory.
+  // `all`: bytes of all layers. If the pool has no store, the bytes are charged but not allocated.
   LayerStates(std::uint64_t all, PagePool* pool)
       : all_(all), has_memory_(pool->store() != nullptr), budget_(&pool->budget()), charge_(&pool->budget()) {}
 
   bool exist() const { return all_ > 0; }
-  // Takes the states as they begin, once: a sequence does with its first token. Errors: kResourceExhausted.
+  // Allocates zeroed states; does nothing the second time. A sequence takes them with its first token. Errors:
+  // kResourceExhausted.
   Status take() {
     if (untaken() == 0) return {};
     if (!charge_.try_resize(all_)) return kv_memory_full(*budget_, all_);
@@ -34,7 +35,7 @@ class LayerStates {
   }
   std::uint64_t untaken() const { return all_ - bytes(); }
   std::uint64_t bytes() const { return charge_.bytes(); }  // charged
-  // Each layer's state is at LayerLanes::state. Empty until they are taken.
+  // Each layer's state is at LayerLanes::state. Empty before take().
   std::span<std::byte> memory() { return {memory_.data(), memory_.size()}; }
   std::span<const std::byte> memory() const { return {memory_.data(), memory_.size()}; }
 

@@ -22,10 +22,10 @@ class MemoryBudget {
   std::uint64_t peak() const { return peak_; }
   std::uint64_t available() const { return capacity_ - used_; }
 
-  // Optional: called to give something back that is held in case it is useful; returns false when there is nothing
-  // more. Must outlive its use.
+  // Optional: a callback that gives back some memory of a cache; returns false if there is nothing more. It must
+  // outlive its use.
   void set_reclaimer(std::function<bool()> reclaimer) { reclaimer_ = std::move(reclaimer); }
-  // Has memory given back until `bytes` are available. False, with nothing left to give back, if they are not.
+  // Calls the reclaimer until `bytes` are available. Returns false if they are not when nothing is left to give back.
   bool make_available(std::uint64_t bytes) {
     while (bytes > available())
       if (!reclaimer_ || !reclaimer_()) return false;
@@ -55,7 +55,7 @@ class MemoryCharge {
   ~MemoryCharge() { budget_->release(bytes_); }
 
   std::uint64_t bytes() const { return bytes_; }
-  // Charges `bytes` in place of what was charged before. False, and nothing changed, if that does not fit.
+  // Charges `bytes` in place of the earlier charge. Returns false, and changes nothing, if that does not fit.
   bool try_resize(std::uint64_t bytes);
 
  private:

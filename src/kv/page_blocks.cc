@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::uint64_t kSystemPage = 4096;
 
-// Pages of a block: a whole number of the system's pages, so that a block's memory is its own.
+// Pages of a block. A block is a whole number of the system's pages, so that no two blocks share one.
 std::uint64_t pages_of_block(std::uint64_t page_bytes, std::uint64_t least_bytes) {
   const std::uint64_t unit = kSystemPage / std::gcd(page_bytes, kSystemPage);
   const std::uint64_t unit_bytes = unit * page_bytes;
@@ -25,7 +25,7 @@ PageBlocks::PageBlocks(std::uint64_t page_bytes, std::uint64_t capacity, std::ui
 void PageBlocks::prepare(std::uint64_t pages) {
   const std::size_t blocks = blocks_.size() + static_cast<std::size_t>(pages / block_pages_) + 2;
   if (blocks > blocks_.capacity()) blocks_.reserve(std::max(blocks, 2 * blocks_.capacity()));
-  gone_.reserve(blocks_.capacity());  // dropping one never allocates
+  gone_.reserve(blocks_.capacity());  // so drop_empty never allocates
 }
 
 std::uint32_t PageBlocks::size_of(std::uint32_t block) const {
@@ -55,7 +55,7 @@ void PageBlocks::leave(std::uint32_t number) {
   (block.previous != kNone ? blocks_[block.previous].next : *list) = block.next;
 }
 
-// Gives a block memory.
+// Gives memory to a block without memory, or to a new one. Returns its number.
 std::uint32_t PageBlocks::open() {
   std::uint32_t number = 0;
   if (!gone_.empty()) {
@@ -76,7 +76,7 @@ std::uint32_t PageBlocks::open() {
 PageBlocks::Taken PageBlocks::take() {
   const std::uint32_t number = partial_ != kNone ? partial_ : empty_ != kNone ? empty_ : open();
   Block& block = blocks_[number];
-  const bool stays = block.used > 0 && block.used + 1 < size_of(number);  // at the head of its list
+  const bool stays = block.used > 0 && block.used + 1 < size_of(number);  // the block stays at the head of its list
   if (!stays) leave(number);
   Taken taken;
   if (block.free != kNone) {

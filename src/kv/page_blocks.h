@@ -1,6 +1,6 @@
-// The free pages of one class, by blocks of pages that follow each other. A block takes memory as its pages are first
-// written, and gives it back as a whole: when none of its pages is in use and the memory is needed elsewhere. New pages
-// come from blocks that are partly in use first, so that others come free.
+// The free pages of one class, grouped in blocks of adjacent pages. A block takes memory as its pages are first
+// written. It gives all of its memory back when none of its pages is in use and another block needs memory. New pages
+// come first from blocks that are partly in use, so that other blocks become free.
 //
 // Thread-safety: none; as the pool.
 #pragma once
@@ -12,32 +12,32 @@ namespace kvasir {
 
 class PageBlocks {
  public:
-  // Bytes of a block, at least; it is a whole number of the system's pages.
+  // The least size of a block in bytes. A block is a whole number of the system's pages.
   static constexpr std::uint64_t kLeastBytes = std::uint64_t{256} << 10;
 
-  // `page_bytes`: that a page takes in the store. `links`: [capacity], outlives this; of a free page it holds the next
-  // one, of others whatever the pool writes there.
+  // `page_bytes`: size of a page in the store. `links`: [capacity], outlives this object; a free page's element holds
+  // the next free page, the elements of pages in use belong to the pool.
   PageBlocks(std::uint64_t page_bytes, std::uint64_t capacity, std::uint32_t* links);
 
-  // Makes take() infallible for so many pages. May throw std::bad_alloc; then nothing has changed.
+  // Makes the next `pages` calls of take() infallible. May throw std::bad_alloc; then nothing has changed.
   void prepare(std::uint64_t pages);
 
   // Whether a page can be taken from a block that has memory.
   bool has_free() const { return partial_ != kNone || empty_ != kNone; }
   struct Taken {
     std::uint32_t page = 0;
-    bool fresh = false;  // its bytes are zero: nothing was written since its block has memory
+    bool fresh = false;  // its bytes are zero: never written since its block got memory
   };
   // REQUIRES: prepare(), and fewer than `capacity` pages in use.
   Taken take();
   void give(std::uint32_t page);  // REQUIRES: it is in use
 
-  std::uint64_t pages() const { return pages_; }  // of all blocks that have memory
+  std::uint64_t pages() const { return pages_; }  // pages of all blocks that have memory
   std::uint64_t block_pages() const { return block_pages_; }
-  // No page from this one on was ever in use.
+  // Pages with this number or a higher one were never in use.
   std::uint64_t end() const { return blocks_.empty() ? 0 : (blocks_.size() - 1) * block_pages_ + last_size(); }
 
-  // Takes the memory from a block that has no page in use. False if there is none.
+  // Takes the memory from a block that has no page in use. Returns false if there is no such block.
   struct Dropped {
     std::uint64_t first = 0;
     std::uint64_t count = 0;
@@ -51,16 +51,16 @@ class PageBlocks {
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
   struct Block {
     std::uint32_t used = 0;      // pages in use
-    std::uint32_t touched = 0;   // pages that were ever in use since it has memory: its first ones
-    std::uint32_t free = kNone;  // the newest free one of these; the others follow by links
-    std::uint32_t next = kNone;  // in its list
+    std::uint32_t touched = 0;   // leading pages that were in use since the block got memory
+    std::uint32_t free = kNone;  // the newest free one of the touched pages; links_ leads to the next
+    std::uint32_t next = kNone;  // in the block's list
     std::uint32_t previous = kNone;
     bool has_memory = false;
   };
 
   std::uint32_t size_of(std::uint32_t block) const;
   std::uint32_t last_size() const { return size_of(static_cast<std::uint32_t>(blocks_.size() - 1)); }
-  std::uint32_t* list_of(const Block& block, std::uint32_t size);  // null: it is in none
+  std::uint32_t* list_of(const Block& block, std::uint32_t size);  // null: the block is in no list
   void enter(std::uint32_t block);
   void leave(std::uint32_t block);
   std::uint32_t open();
@@ -69,10 +69,10 @@ class PageBlocks {
   std::uint64_t block_pages_;
   std::uint32_t* links_;
   std::uint64_t pages_ = 0;
-  std::vector<Block> blocks_;        // that ever had memory
-  std::vector<std::uint32_t> gone_;  // of these, those that have none
-  std::uint32_t partial_ = kNone;    // lists of blocks with memory: some pages in use
-  std::uint32_t empty_ = kNone;      // none in use
+  std::vector<Block> blocks_;        // blocks that ever had memory
+  std::vector<std::uint32_t> gone_;  // blocks without memory
+  std::uint32_t partial_ = kNone;    // list of blocks with memory, some pages in use
+  std::uint32_t empty_ = kNone;      // list of blocks with memory, no page in use
 };
 
 }  // namespace kvasir

@@ -1,4 +1,4 @@
-// Who holds references to pages, and how many of the pages of each have other references too.
+// The owners of references to pages, and for each owner the number of its pages that have other references.
 //
 // Thread-safety: none; as the pool.
 #pragma once
@@ -11,14 +11,14 @@
 
 namespace kvasir {
 
-// Who holds references to pages: a page table, say. An owner refers to a page at most once; only kNobody may do so more
-// often, and its pages are not counted as shared.
+// A holder of references to pages, such as a page table. An owner refers to a page at most once. Only kNobody may refer
+// to a page more often; its shared pages are not counted.
 enum class PageOwner : std::uint32_t { kNobody = 0 };
 
 class PageOwners {
  public:
-  // Returns an owner without references, which may have the number of one that was removed.
-  // An owner takes about 13 bytes, which the budget is not charged for and which are kept for the next one.
+  // Returns an owner without references, which may reuse a removed owner's number. An owner takes about 13 bytes: the
+  // budget is not charged for them, and they are freed only with this object.
   PageOwner add() {
     if (!removed_.empty()) {
       const PageOwner owner = removed_.back();
@@ -27,17 +27,17 @@ class PageOwners {
     }
     shared_.push_back(0);
     is_cache_.push_back(0);
-    removed_.reserve(shared_.capacity());  // removing an owner never allocates
+    removed_.reserve(shared_.capacity());  // so remove never allocates
     return static_cast<PageOwner>(shared_.size() - 1);
   }
-  void remove(PageOwner owner) {  // REQUIRES: it refers to no page
+  void remove(PageOwner owner) {  // REQUIRES: the owner refers to no page
     KVASIR_CHECK(owner != PageOwner::kNobody && shared(owner) == 0);
     is_cache_[index(owner)] = 0;
     removed_.push_back(owner);
   }
 
-  // Pages that the owner refers to and that have other references too. O(1): kept up to date by every change of a
-  // reference, another owner's included. REQUIRES: not kNobody.
+  // The number of pages of the owner that have other references too. O(1): every change of a reference, of any owner,
+  // updates it. REQUIRES: not kNobody.
   std::uint64_t& shared(PageOwner owner) {
     KVASIR_CHECK(index(owner) < shared_.size());
     return shared_[index(owner)];
@@ -55,7 +55,7 @@ class PageOwners {
 
   std::vector<std::uint64_t> shared_{0};  // [owners ever]
   std::vector<char> is_cache_{0};         // [owners ever]
-  std::vector<PageOwner> removed_;        // whose numbers are used again
+  std::vector<PageOwner> removed_;        // owners whose numbers add() reuses
 };
 
 }  // namespace kvasir

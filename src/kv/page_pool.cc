@@ -75,7 +75,7 @@ void PagePool::mark_cached(PageOwner owner, std::span<const PageId> pages) {
   }
 }
 
-// Of a page that has references already.
+// Adds a reference to a page that has references already.
 void PagePool::Class::add_reference(std::size_t page, bool from_cache) {
   const bool was_only_cached = only_cached(page);
   ++references[page];
@@ -96,7 +96,7 @@ bool PagePool::try_allocate(std::span<PageId> out, PageOwner owner, PageClass of
   Class& c = class_at(of);
   std::vector<PageId>& recycled = scratch_.pages;
   recycled.clear();
-  recycled.reserve(out.size());  // may throw, so before anything is charged
+  recycled.reserve(out.size());  // may throw, so before the charge
   c.blocks->prepare(out.size());
   if (out.size() > c.capacity - c.in_use || !budget_->try_charge(out.size() * page_cost(of))) return false;
   c.in_use += out.size();
@@ -121,8 +121,8 @@ bool PagePool::try_allocate(std::span<PageId> out, PageOwner owner, PageClass of
   return true;
 }
 
-// Pages of a class are about to take memory for one more block: takes that of free blocks where there would be more
-// than the budget leaves for pages.
+// Prepares for one more block of a class to take memory: while the pages would then exceed their part of the budget,
+// takes the memory from free blocks.
 void PagePool::make_room_for_block(const Class& of) {
   const std::uint64_t pages = charged();
   const std::uint64_t others = budget_->used() - std::min(pages, budget_->used());

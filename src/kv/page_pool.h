@@ -21,8 +21,8 @@
 
 namespace kvasir {
 
-// Memory that page tables of one pool work in while they change, kept so that decoding allocates nothing. Grows to what
-// the longest table needs.
+// Working memory that the page tables of one pool share while they change, kept so that decoding allocates nothing.
+// Grows to the needs of the longest table.
 struct TableScratch {
   std::vector<std::uint32_t> columns;
   std::vector<IndexRange> ranges;
@@ -38,8 +38,8 @@ struct TableScratch {
 // A number for each page.
 using PageCounts = std::map<PageId, std::uint32_t>;
 
-// The page classes of one format: sealed pages have it, pages that are still written have its open form. One class,
-// where the format is not encoded.
+// The page classes of one format. Sealed pages have the format itself, pages still being written have its open form.
+// Both are the same class if the format is not encoded.
 struct PageClasses {
   PageClass sealed{};
   PageClass open{};
@@ -49,45 +49,45 @@ struct PageClasses {
 // What a new page holds before it is written.
 enum class PageContent {
   kZero,
-  kUndefined,  // perhaps another sequence's: for pages that are written whole before they are read
+  kUndefined,  // may be another sequence's data: for pages that are written whole before they are read
 };
 
 class PagePool {
  public:
-  // Bytes of bookkeeping beside each page: a reference count, that of caches, and its owners or its place in the free
-  // list.
+  // Bytes of bookkeeping beside each page: its reference count, its count of cache references, and its owners or its
+  // place in the free list.
   static constexpr std::uint64_t kPageOverhead = 12;
 
-  // `budget` outlives the pool. `store` holds the bytes and outlives the pool; null: everything is counted, nothing can
-  // be read or written, as a plan wants it. Sealed pages of `format` are class 0. Errors: kResourceExhausted.
+  // `budget` outlives the pool. `store` holds the bytes and outlives the pool; null: pages are only counted, as for a
+  // plan. Sealed pages of `format` are class 0. Errors: kResourceExhausted.
   static Result<std::unique_ptr<PagePool>> create(const PageFormat& format, MemoryBudget* budget, PageStore* store);
 
-  // The classes of a format; they are new where there are none yet. REQUIRES: slots as the first format.
+  // Returns the classes of a format, and creates them if it has none yet. REQUIRES: as many slots as the first format.
   // Errors: kResourceExhausted.
   Result<PageClasses> classes_of(const PageFormat& format);
   const PageFormat& format(PageClass of = {}) const { return class_at(of).format; }
 
-  // Allocates out.size() pages with one reference each, or none at all (false).
+  // Allocates out.size() pages with one reference each. Allocates none if it returns false.
   bool try_allocate(std::span<PageId> out, PageOwner owner = PageOwner::kNobody, PageClass of = {},
                     PageContent content = PageContent::kZero);
   void retain(PageId page, PageOwner owner = PageOwner::kNobody);   // one more reference
-  void release(PageId page, PageOwner owner = PageOwner::kNobody);  // one less; the page is free with the last
+  void release(PageId page, PageOwner owner = PageOwner::kNobody);  // one reference less; the last one frees the page
   void hand_over(PageId page, PageOwner from, PageOwner to);        // REQUIRES: `from` refers to it, `to` does not
-  // From now on the references of this owner, to `pages` and to those that it takes later, count as a cache's: they can
-  // be given back at any time. REQUIRES: not kNobody; not called before for this owner; `pages` are all it refers to.
+  // Counts the references of this owner, to `pages` and to pages that it takes later, as a cache's: they can be given
+  // back at any time. REQUIRES: not kNobody; not called before for this owner; the owner refers to exactly `pages`.
   void mark_cached(PageOwner owner, std::span<const PageId> pages);
-  // Pages that a cache refers to, and of these the pages that nobody else refers to: giving up all references of caches
-  // frees exactly these. O(1), each page counts once.
+  // Pages that caches refer to, and those that only caches refer to (only_*): these are freed when caches give up all
+  // their references. O(1). Each page counts once.
   struct Cached {
     std::uint64_t pages = 0;
     std::uint64_t only_pages = 0;
-    std::uint64_t bytes = 0;  // charged for these
+    std::uint64_t bytes = 0;  // charged for `pages`
     std::uint64_t only_bytes = 0;
   };
   Cached cached() const;
   std::uint32_t cached_references(PageId page) const { return class_of(page).cached[page_number(page)]; }
   std::uint32_t references(PageId page) const { return class_of(page).references[page_number(page)]; }
-  // Where the bytes of a page in use are. Memory is the only place so far.
+  // Returns where the bytes of a page in use are. Memory is the only place so far.
   PagePlace place(PageId page) const {
     static_cast<void>(page);
     return PagePlace::kMemory;
@@ -100,12 +100,12 @@ class PagePool {
   TableScratch& scratch() { return scratch_; }
   // Bytes charged for a page in use.
   std::uint64_t page_cost(PageClass of = {}) const { return class_at(of).cost(); }
-  std::uint64_t capacity() const { return classes_.front().capacity; }  // of class 0, were there no others
-  std::uint64_t in_use() const { return in_use_; }                      // of all classes, as the next two
+  std::uint64_t capacity() const { return classes_.front().capacity; }  // pages of class 0, if the budget held no other
+  std::uint64_t in_use() const { return in_use_; }                      // pages of all classes, as in the next two
   std::uint64_t peak() const { return peak_; }
   std::uint64_t charged() const;  // bytes
-  // Bytes of what has memory in the store: pages in use, and free ones beside them. A block of free pages gives its
-  // memory to pages of another class as soon as there would be more than the budget has.
+  // Bytes of the pages that have memory in the store: pages in use, and free pages in the same blocks. A block of free
+  // pages gives its memory up when the allocated bytes would otherwise exceed the budget.
   std::uint64_t allocated() const;
   std::vector<KvPageReport> report() const;  // of each class, in order
 
@@ -113,7 +113,7 @@ class PagePool {
   void check_invariants() const;
 
  private:
-  // Numbers that are 0, and take memory as they are first written.
+  // Frees an array of numbers that begin as 0 and take memory as they are first written.
   struct Unmap {
     std::size_t bytes;
     void operator()(std::uint32_t* numbers) const;
@@ -128,10 +128,10 @@ class PagePool {
     std::optional<PageBlocks> blocks;
     MappedNumbers numbers;                // the arrays that follow
     std::uint32_t* references = nullptr;  // [capacity]
-    // [capacity]. Of a page in use: the exclusive or of its owners. When the second-last reference goes, what is left
-    // is the last owner. Of a free page: see PageBlocks.
+    // [capacity]. For a page in use: the exclusive or of its owners, so a page with one reference names its owner. For
+    // a free page: see PageBlocks.
     std::uint32_t* links = nullptr;
-    std::uint32_t* cached = nullptr;  // [capacity]: of the references, those of caches
+    std::uint32_t* cached = nullptr;  // [capacity]: the references that are caches'
     std::uint64_t cached_pages = 0;
     std::uint64_t only_cached_pages = 0;
 

@@ -51,7 +51,7 @@ void PageRefs::reset(std::size_t at, std::size_t count) {
 }
 
 void PageRefs::add(std::span<const PageId> pages) {
-  ids_.reserve(ids_.size() + pages.size());  // may throw, so before anything is referred to
+  ids_.reserve(ids_.size() + pages.size());  // may throw, so before any reference is taken
   for (const PageId id : pages) {
     pool_->retain(id, owner_);
     ids_.push_back(id);

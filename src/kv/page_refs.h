@@ -1,4 +1,4 @@
-// References of one owner to pages of one pool: each is given back when it is overwritten, or with the object.
+// References of one owner to pages of one pool. A reference is given back when it is overwritten, or with the object.
 // Move-only. Thread-safety: none, as the pool.
 #pragma once
 
@@ -11,13 +11,13 @@
 
 namespace kvasir {
 
-// An array of references, some of which may be empty. One array serves a whole page table, so that a batch can refer to
-// the page numbers as they lie.
+// An array of references, some of which may be empty. One array serves a whole page table, so that a batch can use the
+// page numbers in place.
 class PageRefs {
  public:
   // The pool outlives the references.
   explicit PageRefs(PagePool* pool) : pool_(pool), owner_(pool->owners().add()) {}
-  // `other` may then only be assigned to or destroyed.
+  // After the move, `other` may only be assigned to or destroyed.
   PageRefs(PageRefs&& other) noexcept
       : pool_(other.pool_),
         owner_(std::exchange(other.owner_, PageOwner::kNobody)),
@@ -40,20 +40,20 @@ class PageRefs {
   PageOwner owner() const { return owner_; }
   std::size_t size() const { return ids_.size(); }
   std::size_t capacity() const { return ids_.capacity(); }
-  // References to pages that have others too.
+  // The number of references to pages that other owners refer to as well.
   std::uint64_t shared() const { return pool_->owners().shared(owner_); }
   void reserve(std::size_t size) { ids_.reserve(size); }
 
-  // Adds `count` references to new pages of a class, each its page's only one, or none at all (false).
+  // Adds `count` references to new pages of a class, each its page's only one. Adds none if it returns false.
   bool try_allocate(std::size_t count, PageClass of = {}, PageContent content = PageContent::kZero);
 
-  // As try_allocate, of [columns][lanes] references, of which those of a lane follow each other in memory over up to
-  // four columns, as far as the pool has such pages: attention reads them in that order, and faster. Longer runs would
-  // keep more blocks of pages from coming free, as columns end one by one.
+  // As try_allocate, for [columns][lanes] references. Where the pool has such pages, up to four columns of a lane are
+  // adjacent in memory: attention reads them in that order, and faster. Longer series would keep more page blocks from
+  // becoming free, because columns are released one by one.
   bool try_allocate_columns(std::size_t columns, std::size_t lanes, PageClass of = {},
                             PageContent content = PageContent::kZero);
 
-  // Moves `count` references of `from` to [at, at + count), which gives back what was there. REQUIRES: at <= size().
+  // Moves `count` references of `from` to [at, at + count), and gives back those there. REQUIRES: at <= size().
   void take(std::size_t at, PageRefs& from, std::size_t first, std::size_t count);
 
   // Gives back the references of [at, at + count), which are then empty.
@@ -62,10 +62,10 @@ class PageRefs {
   // Exchanges `count` references at two places that do not overlap.
   void exchange(std::size_t at, std::size_t with, std::size_t count);
 
-  // Adds references to pages in use, none of which it refers to yet.
+  // Adds references to pages in use. REQUIRES: this object refers to none of them yet.
   void add(std::span<const PageId> pages);
 
-  // From now on its references count as a cache's: PagePool::mark_cached, once.
+  // Counts the references as a cache's from now on (PagePool::mark_cached). Called once.
   void mark_cached();
 
   // Refers to the same pages as `other`. REQUIRES: size() == 0.

@@ -8,8 +8,8 @@
 
 namespace kvasir {
 
-// Grows the arrays so that `columns` columns fit. Where an allocation throws, the charge stays as it was, and the next
-// call grows the rest. REQUIRES: the bytes are available (checked).
+// Grows the arrays so that `columns` columns fit. If an allocation throws, the charge stays as it was, and the next
+// call grows the remaining arrays. REQUIRES: the bytes are available (checked).
 void PageTable::reserve_columns(std::int64_t columns) {
   if (columns <= tokens_.columns.capacity()) return;
   const std::uint64_t bytes = charge_.bytes() + memory().growth(columns);

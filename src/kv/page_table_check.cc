@@ -1,4 +1,4 @@
-// What must hold of a page table at all times.
+// Checks what must hold of a page table at all times.
 #include <algorithm>
 #include <bit>
 #include <utility>
@@ -20,7 +20,7 @@ class Soundness {
         entries_of_column_(columns_.handles(), 0),
         live_of_column_(columns_.handles(), 0) {}
 
-  // All of it; called once.
+  // Whether all of it holds. Called once.
   bool holds() {
     return given_back_is_sound() && entries_are_sound() && columns_are_counted() && columns_are_sound() &&
            frames_are_sound() && tails_are_sound() && positions_are_sound();
@@ -32,16 +32,16 @@ class Soundness {
         t_.given_back.end % slots_ != 0 || t_.given_back.begin < 0 || t_.given_back.end > t_.next_index ||
         ((layout_.lists || t_.given_back.empty()) && t_.given_back.end != 0))
       return false;
-    // Neither sinks nor what the next token attends to.
+    // Neither sinks nor keys that the next token attends to were given back.
     return t_.given_back.empty() ||
            (t_.given_back.begin >= layout_.sinks && t_.given_back.begin - layout_.sinks < slots_ &&
             t_.given_back.end <= t_.next_index - layout_.window + 1);
   }
 
-  // Whether entries lie within their runs, and hold what their frames say. Collects what they hold.
+  // Whether entries lie within their runs and hold as many tokens as their frames say. Collects the tokens.
   bool entries_are_sound() {
-    std::int64_t retained = 0;       // by the frames so far
-    std::int64_t without_pages = 0;  // of these
+    std::int64_t retained = 0;       // tokens of the frames so far
+    std::int64_t without_pages = 0;  // of these tokens
     if (t_.frames.empty() || t_.frames.size() > static_cast<std::size_t>(layout_.most_frames()) ||
         t_.frames.back().run != 0)
       return false;
@@ -56,7 +56,7 @@ class Soundness {
           (frame.tokens <= 0 && &frame != &t_.frames.back()))
         return false;
       reached[r] = frame.end;
-      // Nothing but tokens of ranges can be without a page.
+      // Only in a table of ranges can tokens be without pages.
       const IndexRange of_frame = layout_.lists ? IndexRange{} : t_.tokens_of(frame, retained);
       std::int64_t held =
           IndexRange{std::max(of_frame.begin, t_.given_back.begin), std::min(of_frame.end, t_.given_back.end)}.size();
@@ -83,9 +83,9 @@ class Soundness {
     return length_ == t_.length && retained == t_.length;
   }
 
-  // Whether columns are what entries say, and counted.
+  // Whether columns agree with the entries and with the counts of columns and slots.
   bool columns_are_counted() const {
-    // What pads a sealed column has the index of its last token.
+    // The padding slots of a sealed column have the index of its last token.
     const auto is_padding = [&](std::uint32_t c, int slot) {
       return columns_[c].sealed && layout_.packs() && columns_[c].live >> slot == 0 &&
              columns_.index(c, slot) == columns_.index(c, slot - 1);
@@ -97,7 +97,7 @@ class Soundness {
     for (std::uint32_t c = 0; c < columns_.handles(); ++c) {
       const TableColumns::Column& column = columns_[c];
       if (spare[c] && column.used != 0) return false;
-      if (column.used == 0) continue;  // a free handle, or a spare column
+      if (column.used == 0) continue;  // a free handle or a spare column
       ++in_runs;
       if (column.live != live_of_column_[c] || column.entries != entries_of_column_[c] || column.used < 0 ||
           column.used > slots_ || column.entries > layout_.most_column_entries() ||
@@ -113,7 +113,7 @@ class Soundness {
     return in_runs + std::ssize(columns_.spares()) == columns_.count() && in_runs == of_runs && written == t_.written;
   }
 
-  // Whether the columns of each run are numbered as append and moves number them, and hold what their numbers say.
+  // Whether the columns of each run are numbered as append and moves number them, and hold the tokens of their numbers.
   // REQUIRES: entries lie within their runs, and refer to columns.
   bool columns_are_sound() const {
     std::vector<std::size_t> run_of(columns_.handles(), t_.runs.size());
@@ -130,7 +130,7 @@ class Soundness {
           run_of[c] = r;
           if (c == previous_of_frame || (t_.original && column.entries != 1)) return false;
           if (previous != TableTokens::kNone && c != previous) {
-            // Ordinals and indices ascend. A column of a ring may have become empty, and its place is left out.
+            // Ordinals and indices ascend. A ring may lack the ordinal of a column that became empty.
             const TableColumns::Column& before = columns_[previous];
             if (before.ordinal >= column.ordinal || columns_.last_index(previous) >= column.first) return false;
             if (r > 0 && (before.base >= column.base || (column.base - before.base) % slots_ != 0)) return false;
@@ -138,11 +138,11 @@ class Soundness {
           previous = previous_of_frame = c;
         }
       }
-      // No index is that of a token to come.
+      // Every index is that of a token seen.
       if (previous != TableTokens::kNone && columns_.last_index(previous) >= t_.next_index) return false;
     }
     if (layout_.lists) return true;
-    // Ranges: column i has held the tokens from i * slots on, and is where it was written.
+    // Ranges: column i begins with token i * slots.
     const std::uint64_t next = t_.runs.front().next_ordinal;
     if (next != static_cast<std::uint64_t>((t_.next_index + slots_ - 1) / slots_)) return false;
     const auto is_column = [&](std::uint32_t c) {
@@ -161,7 +161,7 @@ class Soundness {
            (columns_[tail].entries > 0 || columns_[tail].used < slots_);
   }
 
-  // Whether there are the frames that holes make, and no others. REQUIRES: as columns_are_sound.
+  // Whether the frames are exactly those that the holes make. REQUIRES: as columns_are_sound.
   bool frames_are_sound() const {
     if (t_.original && !(t_.frames.size() == 1 && t_.frames.front().origin == 0)) return false;
     std::int64_t before = 0;
@@ -186,7 +186,7 @@ class Soundness {
     // The next token is written behind the newest one, at the next position.
     if (!layout_.lists || t_.original || t_.runs.front().tail == TableTokens::kNone) return true;
     const TableColumns::Column& tail = columns_[t_.runs.front().tail];
-    if (tail.sealed) return true;  // it begins a column, wherever the dead end of this one lies
+    if (tail.sealed) return true;  // the next token begins a column
     return tail.base + tail.used + t_.frames.back().origin == t_.length;
   }
 
@@ -200,7 +200,7 @@ class Soundness {
   }
 
   bool positions_are_sound() const {
-    // Frames are in order of token, and each retained token stands behind all retained tokens with smaller indices.
+    // Compact: a token's position is the number of retained tokens before it. Original: its index.
     if (!std::ranges::is_sorted(tokens_)) return false;
     for (std::size_t i = 0; i < tokens_.size(); ++i) {
       // A frame may begin with sinks and go on behind tokens without pages.
@@ -214,7 +214,7 @@ class Soundness {
   const TableColumns& columns_;
   const PageTableLayout& layout_;
   int slots_;
-  // By the entries.
+  // Collected from the entries.
   std::vector<std::int32_t> entries_of_column_;
   std::vector<SlotMask> live_of_column_;
   std::vector<std::pair<TokenIndex, Position>> tokens_;  // index, position

@@ -1,4 +1,4 @@
-// Page tables of lists of one run: any tokens leave, and what is left is masked, then compacted.
+// Page tables of lists of one run: any tokens may leave. Their slots are masked, and compacted when due.
 #include <algorithm>
 #include <bit>
 
@@ -14,7 +14,7 @@ class ListChange {
   explicit ListChange(TableTokens& tokens)
       : tokens_(tokens), columns_(tokens.columns), order_(columns_.pages().pool().scratch().columns) {}
 
-  // All columns, oldest first, into the scratch.
+  // Gathers all columns in the scratch, oldest first.
   void gather_columns() {
     order_.clear();
     for (const TableTokens::Frame& frame : tokens_.frames)
@@ -44,8 +44,8 @@ class ListChange {
     tokens_.set_tail(0, tokens_.newest_column(0));
   }
 
-  // Compact positions: masks tokens out of the gathered columns; those that come to be empty go. Then lays out the
-  // entries anew. False where they are too many.
+  // Compact positions: masks tokens out of the gathered columns, releases columns that become empty and lays the
+  // entries out anew. Returns false if there would be too many entries or frames.
   bool mask_columns(std::span<const IndexRange> drop) {
     auto column = order_.begin();
     for (const IndexRange& range : drop) {
@@ -71,7 +71,7 @@ class ListChange {
   }
 
  private:
-  // Removes the entries without live slots, of which this is the first.
+  // Removes the entries without live slots; `empty` is the first of them.
   void close_up(std::vector<PageEntry>::iterator empty) {
     std::vector<PageEntry>& entries = tokens_.runs.front().entries;
     TableTokens::Frame& frame = tokens_.frames.front();

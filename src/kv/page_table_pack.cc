@@ -1,5 +1,5 @@
-// Compaction of lists of one run. Where pages are encoded, to encode a token again costs quality, so columns without
-// enough dead slots or holes stay as they are, and the others are packed in groups of neighbours.
+// Compaction of lists of one run. Where pages are encoded, encoding a token again costs quality. So columns with few
+// dead slots and holes stay as they are; the others are packed in groups of neighbours.
 #include <algorithm>
 #include <bit>
 #include <iterator>
@@ -11,9 +11,9 @@
 namespace kvasir {
 namespace {
 
-// A sealed column is packed if it has this many dead slots of 64, or its live ones form this many series of consecutive
-// tokens. Levels are tried in turn. Then an eighth, a quarter or half of the columns are packed besides, where most
-// frames begin; and then all columns from the first hole on.
+// A sealed column is packed if it has this many dead slots of 64, or its live slots form this many series of
+// consecutive tokens. The levels are tried in turn. The next three levels also pack an eighth, a quarter or half of the
+// columns, where most frames begin. The last level packs all columns from the first hole on.
 struct PackLevel {
   int dead;
   int series;
@@ -25,7 +25,7 @@ constexpr int kAll = kWindows + 3;
 // What becomes of a column.
 enum : char { kStays, kBeginsGroup, kInGroup, kReleased };
 
-// The live slots of columns, in series whose keys are stored rotated consecutively.
+// The live slots of columns, in series of slots whose keys have consecutive stored rotations.
 class SlotSeries {
  public:
   // `original`: the tokens have original positions afterwards.
@@ -48,8 +48,8 @@ class SlotSeries {
   }
 
   // Moves the slots of order[begin] to order[end - 1] together: calls visit(i, slot, position, count, shift) for each
-  // part of a series that comes to one column, where `position` counts slots from order[begin] on. Returns what the
-  // first key is rotated by.
+  // part of a series that one column receives. `position` counts slots from order[begin] on. Returns the stored
+  // rotation of the first key.
   template <class Visit>
   Position for_each_part(std::size_t begin, std::size_t end, const Visit& visit) const {
     const auto slots = static_cast<std::size_t>(tokens_.columns.slots());
@@ -76,9 +76,9 @@ class SlotSeries {
   bool original_;
 };
 
-// Works on the columns that the pool's scratch has, oldest first. Every group is decoded once and its columns are
-// written as wholes; the last one is padded with dead slots. A group with open columns reaches to the newest token and
-// leaves an open column.
+// Packs the columns in the pool's scratch, which are oldest first. Every group is decoded once and its columns are
+// written as wholes; the last column is padded with dead slots. A group with open columns extends to the newest token
+// and ends with an open column.
 class Packer {
  public:
   // `original`: the table has original positions afterwards.
@@ -113,7 +113,7 @@ class Packer {
     for (std::size_t i = 0; i < order_.size(); ++i)
       if (fate_[i] != kReleased) order_[kept++] = order_[i];
     order_.resize(kept);
-    // Closes the gaps between ordinals: entries whose ordinals are near are summed together.
+    // Closes the gaps between ordinals: attention sums entries with near ordinals together.
     for (std::size_t i = 0; i < kept; ++i) columns_[order_[i]].ordinal = i;
     tokens_.runs.front().next_ordinal = kept;
     tokens_.runs.front().tail = order_.empty() ? TableTokens::kNone : order_.back();
@@ -133,7 +133,7 @@ class Packer {
     return original_ ? 1 : count;
   }
   int dead(std::uint32_t c) const { return columns_[c].used - std::popcount(columns_[c].live); }
-  // Whether the column cannot stay: its keys are not rotated by their slots, or it would need too many entries.
+  // Whether the column cannot stay: its keys' rotations do not follow its slots, or it would need too many entries.
   bool must_go(std::uint32_t c) const {
     if (original_) return false;
     int count = 0;
@@ -146,7 +146,7 @@ class Packer {
     return scattered || count > columns_.layout().most_column_entries();
   }
 
-  // The frames that begin in each column, not counting the first of all.
+  // Counts the frames that begin in each column, except the very first frame.
   void count_starts() {
     starts_.assign(order_.size(), 0);
     Position expected = 0;
@@ -160,7 +160,7 @@ class Packer {
     }
   }
 
-  // Makes those of so many sealed columns side by side a group in which most frames begin.
+  // Makes a group of `columns` adjacent sealed columns: those in which most frames begin.
   void mark_densest(std::size_t columns) {
     std::size_t sealed = 0;
     while (sealed < order_.size() && columns_[order_[sealed]].sealed) ++sealed;
@@ -200,14 +200,14 @@ class Packer {
       } else if (columns_[c].sealed) {
         on = many || must_go(c);
       } else {
-        // All columns behind an open one are open too. They are packed by themselves, which encodes nothing.
+        // All columns behind an open one are open too. They form a group of their own, so packing encodes nothing.
         on = (on && follows_open) || many || must_go(c);
       }
       const bool joins = level == kAll || columns_[c].sealed || follows_open;
       if (on) fate_[i] = i > 0 && fate_[i - 1] != kStays && joins ? kInGroup : kBeginsGroup;
     }
     if (level == kAll) return;
-    // A group that would fill as many columns as it has is none: columns with many holes are packed alone.
+    // A group that would free no column is dissolved: only its columns with many holes are packed, each alone.
     for (std::size_t begin = 0; begin < order_.size();) {
       const std::size_t end = group_end(begin);
       int live = 0;
@@ -221,7 +221,7 @@ class Packer {
     if (level >= kWindows) mark_densest(((order_.size() - 1) >> (kAll - level)) + 1);
   }
 
-  // Whether few slots would be dead, and few frames there.
+  // Whether the marked groups would leave few dead slots and few frames.
   bool is_good() const {
     std::int64_t written = 0;
     int frames = 0;
@@ -253,7 +253,7 @@ class Packer {
     return (written - tokens_.length) * 16 <= written * 3 && (original_ || frames <= most_frames_);
   }
 
-  // A column that stays. Where positions come to be compact, its keys are rotated by indices, which are consecutive.
+  // Keeps a column. If original positions become compact, its keys stay rotated by their consecutive indices.
   void keep(std::uint32_t c) {
     TableColumns::Column& column = columns_[c];
     const int slot = std::countr_zero(column.live);
@@ -278,7 +278,7 @@ class Packer {
     const Position rotation = series_.for_each_part(begin, end, note);
     const std::size_t tokens = scratch_.indices.size();
     const std::size_t kept = (tokens + slots - 1) / slots;
-    // Columns [first_opened, end_opened) of the group were sealed and come to be open.
+    // Columns [first_opened, end_opened) of the group were sealed and become open.
     std::size_t first_opened = kept;
     std::size_t end_opened = kept;
     const bool is_open = !columns_[order_[end - 1]].sealed;
@@ -292,7 +292,7 @@ class Packer {
     const std::size_t opened = end_opened - first_opened;
     if (opened > 0) first_changed = std::min(first_changed, first_opened);
     FreshPages fresh = columns_.pages().fresh();
-    // The pages of the open column that is given back, if there is no other to open.
+    // A single column to open takes over the pages of the open column that is given back.
     const bool takes_tail = opened == 1 && columns_.layout().recent == 0;
     const std::uint32_t last = order_[end - 1];
     if (takes_tail) {
@@ -323,7 +323,7 @@ class Packer {
     finish(begin, end, first_changed, original_ ? 0 : rotation);
   }
 
-  // Columns of the group from `changed` on have new tokens.
+  // Updates the columns of the group. Those from `changed` on have new tokens.
   void finish(std::size_t begin, std::size_t end, std::size_t changed, Position rotation) {
     const auto slots = static_cast<std::size_t>(slots_);
     const std::size_t tokens = scratch_.indices.size();
@@ -350,7 +350,7 @@ class Packer {
       column.live = slot_range(0, static_cast<int>(count));
       tokens_.written += column.used;
       for (std::size_t s = 0; s < static_cast<std::size_t>(column.used); ++s) {
-        const std::size_t token = first + std::min(s, count - 1);  // what pads the column has the last one's index
+        const std::size_t token = first + std::min(s, count - 1);  // padding slots have the last token's index
         columns_.offsets(c)[s] = static_cast<std::uint32_t>(scratch_.indices[token] - column.first);
         columns_.encodings(c)[s] = s < count ? scratch_.encodings[token] : 0;
       }
@@ -370,10 +370,10 @@ class Packer {
   int most_frames_;
 };
 
-// Moves the live slots to the front of the columns in the scratch, in place: no slot moves backwards. With compact
-// positions the keys come to be rotated by their new position and one offset: that of the oldest tokens. In front of
-// the first hole nothing changes then; behind it tokens are copied anyway. So what stays for long, in front of what
-// comes and goes, is not rotated again and again, each time with a rounding of 16-bit keys.
+// Moves the live slots to the front of the columns in the scratch, in place: every slot moves towards the front or
+// stays. With compact positions the keys become rotated by their new position plus one offset, that of the oldest
+// token. So keys in front of the first hole do not change; keys behind it are copied anyway. Long-lived tokens in front
+// are thus not rotated again and again, with a rounding of 16-bit keys each time.
 class Compactor {
  public:
   // `original`: the table has original positions afterwards.

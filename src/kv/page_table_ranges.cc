@@ -16,19 +16,19 @@ class RangeChange {
  public:
   explicit RangeChange(TableTokens& tokens) : tokens_(tokens), columns_(tokens.columns), frames_(tokens.frames) {}
 
-  // Errors: kUnsupported where there would be more frames or entries than a table has room for.
+  // Checks that a hole fits. Errors: kUnsupported if there would be more frames or entries than a table has room for.
   Status check_hole(IndexRange range) const {
     const std::uint32_t tail = tokens_.runs.front().tail;
     const bool has_room = tokens_.room(0) > 0;
     std::size_t frames = frames_.size();
     bool fits = true;
     const auto too_many = [&](int entries) { fits = fits && entries <= PageTableLayout::kMaxColumnEntries; };
-    // Frames and entries of boundary columns as they will be.
+    // The rest counts the frames, and the entries of boundary columns, after the change.
     bool newest_in_tail = false;
     std::int32_t tail_entries = has_room ? columns_[tail].entries : 0;
     std::int64_t tokens_before = 0;
     bool splits = false;
-    // The last frame with tokens before the hole keeps them; tokens behind it need a frame of their own.
+    // The last frame with tokens before the hole keeps those; tokens behind the hole need a frame of their own.
     const auto begins_before = [&](std::size_t f) {
       return f < frames_.size() && frames_[f].tokens > 0 && tokens_.first_token(f) < range.begin;
     };
@@ -62,7 +62,7 @@ class RangeChange {
       if (!before && !behind && !newest) --frames;
       if (newest) newest_in_tail = splits_off ? behind_in_tail : (before_in_tail || behind_in_tail);
     }
-    // The open column keeps a place for the tokens to come.
+    // The open column keeps room for the entry of later tokens.
     if (has_room) too_many(tail_entries + (newest_in_tail ? 0 : 1));
     // Frames are counted before empty ones are removed: a split needs its place first.
     fits = fits && !(splits && frames_.size() == static_cast<std::size_t>(PageTableLayout::kMaxFrames));
@@ -72,7 +72,7 @@ class RangeChange {
 
   void drop_range(IndexRange range, Realign realign) {
     std::int64_t dropped = 0;
-    std::int64_t tokens_before = 0;  // of the frames so far, as they were
+    std::int64_t tokens_before = 0;  // of the frames so far, before the change
     const auto shift = [&](TableTokens::Frame& frame, std::int64_t by) {
       (realign == Realign::kFrames ? frame.origin : frame.rotation) -= by;
     };
@@ -84,7 +84,7 @@ class RangeChange {
       const std::int64_t count = tokens_.drop_from_frame(f, range, held);
       dropped += count;
       if (frames_.size() > before) {
-        shift(frames_[++f], count);  // made with the frame's own
+        shift(frames_[++f], count);  // it began as a copy of the frame before
         continue;
       }
       const bool newest = f + 1 == frames_.size();
@@ -97,7 +97,7 @@ class RangeChange {
       } else if (count > 0 && held.begin >= range.begin) {
         shift(frames_[f], count);
       } else if (newest && count > 0) {
-        // The newest tokens left: those to come need a frame of their own.
+        // The newest tokens leave: later tokens need a frame of their own.
         TableTokens::Frame next = frames_[f];
         next.begin = next.end;
         next.tokens = 0;
@@ -108,7 +108,7 @@ class RangeChange {
     }
   }
 
-  // Rotates the keys of all tokens behind a hole by what it closes. REQUIRES: their pages are the table's own.
+  // Rotates the keys of all tokens behind a hole by its retained tokens. REQUIRES: their pages are the table's own.
   void rotate_behind(IndexRange hole) {
     PageStore* store = columns_.pages().pool().store();
     if (store == nullptr) return;
@@ -125,7 +125,7 @@ class RangeChange {
     store->rotate(columns_.pages().rotated_lanes(), rotations, -tokens_.retained_in(hole));
   }
 
-  // All before range.end that was not given back yet.
+  // Gives back the pages of all columns in `range` that still have them.
   void give_back(IndexRange range) {
     const TokenIndex from = std::max(range.begin, tokens_.given_back.end);
     std::vector<PageEntry>& entries = tokens_.runs.front().entries;
@@ -136,7 +136,7 @@ class RangeChange {
         columns_[entries[last].column].live &= ~entries[last].live;
         tokens_.unlink_entry(0, entries[last].column);
       }
-      // Few entries stand before those that go: the sinks'.
+      // Few entries, those of the sinks, precede the ones that go.
       std::move_backward(entries.begin() + frame.begin, entries.begin() + first, entries.begin() + last);
       frame.begin += last - first;
     }
@@ -176,7 +176,7 @@ void PageTable::give_back() {
   if (layout().lists || layout().window <= 0) return;
   const auto slots = static_cast<TokenIndex>(columns().slots());
   const TokenIndex begin = (layout().sinks + slots - 1) / slots * slots;
-  // The next token's distance from token t is next_index() - t, and that of later ones is more.
+  // The next token lies next_index() - t behind token t, and later tokens lie further behind.
   const TokenIndex end = std::max<TokenIndex>(next_index() - layout().window + 1, 0) / slots * slots;
   if (end > std::max(begin, tokens_.given_back.end)) RangeChange(tokens_).give_back({begin, end});
 }

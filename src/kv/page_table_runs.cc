@@ -1,4 +1,4 @@
-// Page tables of several runs: tokens leave, and some move from one run to another, which is a ring of its own columns.
+// Page tables of several runs: tokens leave, or move from one run to another, a ring of its own columns.
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -15,7 +15,7 @@ class RunChange {
   explicit RunChange(TableTokens& tokens)
       : tokens_(tokens), columns_(tokens.columns), scratch_(columns_.pages().pool().scratch()) {}
 
-  // From the last run on: what a run hands on is copied before its columns are given back.
+  // Goes from the last run to the first: tokens that a run hands on are copied before its columns are given back.
   void apply(const KeepPlan& plan) {
     std::vector<IndexRange>& leaving = scratch_.ranges;
     leaving.assign(plan.drop.begin(), plan.drop.end());
@@ -63,7 +63,7 @@ class RunChange {
     return {};
   }
 
-  // A column with open pages for a ring whose newest one is full, which is sealed.
+  // Returns a column with open pages for a ring, and seals the ring's newest column, `full`.
   std::uint32_t next_ring_column(std::uint32_t full) {
     if (!columns_.layout().encoded() || full == TableTokens::kNone || columns_[full].sealed)
       return columns_.take_spare(false);
@@ -90,7 +90,7 @@ class RunChange {
         frame = std::prev(tokens_.frames.end());
       }
       if (tokens_.room(static_cast<std::size_t>(number)) == 0) {
-        // The column that is full now is written before it is sealed.
+        // The full column is written before it is sealed.
         columns_.pages().move(moves);
         moves.clear();
         const Position base = run.tail != TableTokens::kNone ? columns_[run.tail].base + columns_.slots() : 0;
@@ -118,8 +118,8 @@ class RunChange {
     columns_.pages().move(moves);
   }
 
-  // Tokens of run 0 that never leave it, then the other runs from the last to the first, then the rest of run 0; all at
-  // consecutive positions.
+  // Orders the frames: tokens of run 0 that never leave it, the other runs from the last to the first, the rest of run
+  // 0. Their positions are consecutive.
   void order_frames() {
     std::erase_if(tokens_.frames, [](const TableTokens::Frame& frame) { return frame.begin == frame.end; });
     TokenIndex oldest = std::numeric_limits<TokenIndex>::max();  // of the tokens that were handed on
@@ -137,10 +137,10 @@ class RunChange {
       position += frame.tokens;
     }
     if (!tokens_.frames.empty() && tokens_.frames.back().run == 0) {
-      // Without tokens in other runs, the frames of run 0 all come before `oldest`.
+      // Nothing to add: without tokens in other runs, all frames are of run 0 and before `oldest`.
       return;
     }
-    // Tokens to come need a frame of run 0.
+    // Later tokens need a frame of run 0.
     KVASIR_CHECK(tokens_.frames.size() < static_cast<std::size_t>(PageTableLayout::kMaxFrames));
     const std::uint32_t tail = tokens_.runs.front().tail;
     const auto end = static_cast<std::uint32_t>(tokens_.runs.front().entries.size());

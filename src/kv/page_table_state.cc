@@ -1,4 +1,4 @@
-// The layout of a page table as bytes.
+// Saves and restores the layout of a page table.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -9,21 +9,21 @@
 namespace kvasir {
 namespace {
 
-// More than any table has: a file that says more is damaged.
+// More columns than any table has: a file with more is damaged.
 constexpr std::uint64_t kMostColumns = std::uint64_t{1} << 32;
-// Bounds that keep the arithmetic of indices and positions from overflowing.
+// Bound that keeps the arithmetic of indices and positions from overflowing.
 constexpr std::int64_t kMost = std::int64_t{1} << 60;
 
 Status damaged() {
   return data_loss("the saved page table contradicts itself");
 }
 
-// Reads a saved table, part by part. Each function returns false for bytes that no table writes.
+// Reads a saved table, part by part. Each function returns false for bytes that save never writes.
 class TableReader {
  public:
   TableReader(TableTokens& tokens, ByteReader& in) : tokens_(tokens), columns_(tokens.columns), in_(in) {}
 
-  // All before the columns, of which it finds out which are sealed.
+  // Reads everything before the columns, and which columns are sealed.
   bool read_head(std::vector<char>& sealed) {
     const std::size_t least = 36 + (layout().lists ? sizeof(std::uint32_t) : 0);
     std::uint64_t columns = 0;
@@ -38,7 +38,7 @@ class TableReader {
     return in_.ok();
   }
 
-  // The rest, into columns 0, 1, ... that have their pages.
+  // Reads the rest into columns 0, 1, ..., which have their pages.
   bool read_arrays() {
     const TokenIndex next = tokens_.next_index;
     if (next < 0 || next > kMost || (tokens_.given_back.end != 0 && layout().window <= 0) ||
@@ -56,18 +56,18 @@ class TableReader {
     for (std::uint32_t f = 0; f < frames; ++f)
       if (!read_frame()) return false;
     const std::uint32_t tail = tokens_.runs.front().tail;
-    // The open column of a table of ranges may hold nothing any more.
+    // The open column of a table of ranges may have lost all tokens.
     for (std::uint32_t c = 0; c < columns_.handles(); ++c)
       if (columns_[c].entries == 0) {
         if (layout().lists || c != tail) return false;
         ++tokens_.runs.front().columns;
       }
     if (!in_.ok()) return false;
-    // Sinks and a window.
+    // One frame for the sinks, one for the window.
     if (layout().runs() > 1 && std::ranges::count(tokens_.frames, 0, &TableTokens::Frame::run) > 2) return false;
     for (int r = 1; r < layout().runs(); ++r)
       if (std::ranges::count(tokens_.frames, r, &TableTokens::Frame::run) > 1) return false;
-    // Indices in a list are relative to the first of their column.
+    // Indices in a list are relative to the first index of their column.
     constexpr TokenIndex kMostOffset = TokenIndex{1} << 31;
     return !layout().lists || tail == TableTokens::kNone || next - columns_[tail].first < kMostOffset;
   }
@@ -131,7 +131,7 @@ class TableReader {
 
 void PageTable::save(ByteWriter& out) const {
   const std::vector<std::uint32_t> order = columns().in_order();
-  std::vector<std::uint32_t> number(columns().handles(), TableTokens::kNone);  // as saved
+  std::vector<std::uint32_t> number(columns().handles(), TableTokens::kNone);  // in the saved order
   for (std::uint32_t i = 0; i < order.size(); ++i) number[order[i]] = i;
   out.put(tokens_.next_index);
   out.put(tokens_.length);

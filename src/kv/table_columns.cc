@@ -11,8 +11,8 @@ std::vector<std::uint32_t> TableColumns::in_order() const {
   std::vector<std::uint32_t> columns;
   for (std::uint32_t column = 0; column < handles(); ++column)
     if (columns_[column].used > 0) columns.push_back(column);
-  // Handles say nothing about age. Columns of different runs may begin with the same token; a restored table has its
-  // handles in this order, so the order of those stays what it was.
+  // Handles do not tell age. Columns of different runs may begin with the same token: the stable sort keeps their order
+  // when a table is saved, restored and saved again.
   std::ranges::stable_sort(columns, {}, [&](std::uint32_t c) { return columns_[c].first; });
   return columns;
 }

@@ -25,7 +25,7 @@ std::uint64_t TableMemory::growth(std::int64_t columns) const {
   return bytes_at(columns_.pages().lanes(), columns_.slots(), columns_.layout(), columns) - array_bytes_;
 }
 
-// Of the open columns that hold tokens, those to which this applies.
+// Counts the open columns with tokens for which applies(column) holds.
 template <class Applies>
 int TableMemory::count_open(const Applies& applies) const {
   int open = 0;
@@ -43,7 +43,7 @@ int TableMemory::open_columns() const {
   return count_open([](std::uint32_t) { return true; }) + static_cast<int>(spares);
 }
 
-// Spare columns are the table's own.
+// Spare columns are never shared.
 int TableMemory::shared_open_columns() const {
   const auto shared = static_cast<int>(columns_.pages().shared());
   if (shared == 0 || !columns_.layout().encoded()) return shared;
@@ -62,9 +62,9 @@ std::uint64_t TableMemory::own_page_bytes() const {
   return page_bytes() - columns_.pages().bytes(columns_.pages().shared(), shared_open);
 }
 
-// Columns that moves after a pass of `tokens` tokens may take, beyond what the runs give back meanwhile: a run is a
-// ring of its capacity, so it never holds more columns than that fills, and one. The first of a run has open pages;
-// each other takes the open pages of the one before, for which its own are encoded.
+// Plans the columns that moves after a pass of `tokens` tokens may take, beyond those that the runs give back
+// meanwhile. A run is a ring: it holds at most one column more than its capacity fills. The first column of a run has
+// open pages. Each later column takes over the open pages of the one before, which gets encoded pages.
 void TableMemory::plan_spares(int tokens, AppendPlan* plan) const {
   const auto slots = static_cast<std::int64_t>(columns_.slots());
   const bool encoded = columns_.layout().encoded();
@@ -122,7 +122,7 @@ std::uint64_t TableMemory::sharing_reserve(bool append_first) const {
   std::uint64_t shared = columns_.pages().shared();
   auto open = static_cast<std::uint64_t>(shared_open_columns());
   if (append_first && tokens_.room(0) > 0 && columns_.pages().is_shared(tokens_.runs.front().tail)) --shared, --open;
-  // Compaction writes what stays open into fresh pages, where that may be more than one column.
+  // Compaction writes the columns that stay open into fresh pages if there may be more than one.
   const bool compacts = layout.recent > 0 && layout.runs() == 1;
   const auto fresh = static_cast<std::uint64_t>(compacts ? layout.open_capacity(columns_.slots()) : 0);
   return columns_.pages().bytes(shared, open) + columns_.pages().bytes(fresh, fresh);

@@ -1,5 +1,5 @@
-// What a page table takes, and what its changes would take: bytes charged for pages and arrays. A view of the table,
-// for the moment.
+// The bytes charged for a page table's pages and arrays, and the bytes that its changes would charge. A view of the
+// table, valid until the table changes.
 //
 // Thread-safety: as the table's const members.
 #pragma once
@@ -13,41 +13,41 @@ namespace kvasir {
 
 class TableMemory {
  public:
-  // `kept_columns`: whose open pages are kept until the pass ends; `array_bytes`: charged.
+  // `kept_columns`: columns whose open pages are kept until the pass ends. `array_bytes`: bytes charged for the arrays.
   TableMemory(const TableTokens& tokens, int kept_columns, std::uint64_t array_bytes)
       : tokens_(tokens), columns_(tokens.columns), kept_columns_(kept_columns), array_bytes_(array_bytes) {}
 
-  // Bytes charged for the arrays of a table that has held at most `columns` columns at once.
+  // Bytes charged for the arrays of a table whose largest number of columns so far is `columns`.
   static std::uint64_t bytes_at(int lanes, int slots, const PageTableLayout& layout, std::int64_t columns);
-  // What those of this table would be charged beyond what they are, were there so many columns.
+  // Additional bytes that the arrays would be charged if the table held `columns` columns.
   std::uint64_t growth(std::int64_t columns) const;
-  // Columns for which arrays that are to hold so many have room. Grows by a quarter, so that growing costs O(1) a
+  // The capacity of arrays that have to hold `columns` columns. Grows by a quarter, so that growing costs O(1) a
   // column.
   static std::int64_t array_capacity(std::int64_t columns);
 
-  // Columns whose pages are not encoded. O(their number), as the next two.
+  // The number of columns whose pages are not encoded. O(that number), as the next two.
   int open_columns() const;
-  // Bytes charged for its pages, and for those of them that nobody else refers to.
+  // Bytes charged for the table's pages, and for those pages that only this table refers to.
   std::uint64_t page_bytes() const;
   std::uint64_t own_page_bytes() const;
 
-  // What append would take. Const: a plan changes nothing.
+  // What append would take.
   struct AppendPlan {
-    int columns = 0;                 // new ones
-    int spares = 0;                  // of these, kept ready for tokens that move between runs
-    int open_spares = 0;             // of these, with open pages
-    int seals = 0;                   // columns there are already that are sealed
+    int columns = 0;                 // new columns, spares included
+    int spares = 0;                  // new columns kept for tokens that move between runs
+    int open_spares = 0;             // spares with open pages
+    int seals = 0;                   // existing columns that are sealed
     int sealed = 0;                  // new columns that are sealed at once
-    std::uint64_t pages = 0;         // to allocate, copies of a shared open column included
-    std::uint64_t sealed_pages = 0;  // of these, encoded
-    std::uint64_t bytes = 0;         // pages and arrays together
+    std::uint64_t pages = 0;         // pages to allocate, copies of a shared open column included
+    std::uint64_t sealed_pages = 0;  // pages to allocate that are encoded
+    std::uint64_t bytes = 0;         // of pages and arrays together
   };
   AppendPlan plan_append(int tokens) const;
 
-  // Bytes for copies of all shared pages of a table of lists: the most that its apply or compact may take. 0 for
-  // ranges. `append_first`: an append comes before, which copies a shared open page itself. O(1).
+  // The most bytes that apply or compact may take for copies of shared pages and for fresh pages; 0 for ranges.
+  // `append_first`: an append comes before, which copies a shared open page itself. O(open columns).
   std::uint64_t sharing_reserve(bool append_first = false) const;
-  // Bytes that unshare takes, and the columns that it copies: shared ones with live tokens in `range`.
+  // Bytes that unshare takes, and the columns that it copies: shared columns with live tokens in `range`.
   std::uint64_t unshare_bytes(IndexRange range) const;
   std::vector<std::uint32_t> shared_columns(IndexRange range) const;
 

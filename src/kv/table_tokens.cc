@@ -11,14 +11,14 @@ namespace kvasir {
 
 namespace {
 
-// Entries that a run's array holds. Twice the columns, so that closing the gap in front of a frame is rare.
+// Capacity of a run's array of entries. Twice the columns, so that the gaps between frames are rarely closed.
 std::int64_t entry_capacity(std::int64_t columns, std::int64_t run_capacity, int slots, int most_frames) {
   if (run_capacity > 0) columns = std::min(columns, (run_capacity + slots - 1) / slots + 2);
   return columns == 0 ? 0 : 2 * columns + most_frames;
 }
 
-// The number of items in front of the first for which up_to is 0. Compares with many at a time: they are read at once,
-// not one after the other as in binary search, and after a forward pass none of them is in a cache.
+// The number of items before the first for which up_to is 0. Each step compares many items: their reads overlap, unlike
+// those of a binary search, and after a forward pass none of the items is in a CPU cache.
 template <class Item, class UpTo>
 std::size_t count_up_to(std::span<const Item> items, const UpTo& up_to) {
   constexpr std::size_t kWays = 16;
@@ -50,7 +50,7 @@ std::int64_t TableTokens::whole_columns() const {
   if (length != next_index || !given_back.empty() || runs.size() > 1 || frames.size() > 1) return 0;
   if (frames.front().origin != 0 || frames.front().rotation != 0) return 0;
   std::int64_t whole = next_index / static_cast<TokenIndex>(columns.slots());
-  // Of a table whose pages are encoded, those that are.
+  // Encoded pages: full columns that are not sealed yet do not count.
   if (layout().encoded()) for_each_open([&](std::uint32_t c) { whole -= columns[c].used == columns.slots(); });
   return whole;
 }
@@ -99,7 +99,7 @@ std::uint32_t TableTokens::find_entry(const Frame& frame, TokenIndex token) cons
     found = columns_up_to(frame, token, frame.begin);
     while (found > 0 && columns.last_live(entries[found - 1]) >= token) --found;
   } else {
-    // Columns are numbered by their tokens, and only those that were given back are missing.
+    // Columns are numbered by their tokens; only columns that were given back are missing.
     const auto slots = static_cast<TokenIndex>(columns.slots());
     const std::int64_t behind = given_back.end / slots;
     std::int64_t column = token / slots;
@@ -195,7 +195,7 @@ void TableTokens::unlink_entry(int run, std::uint32_t column) {
   Run& r = runs[static_cast<std::size_t>(run)];
   if (!layout().lists && column == r.tail && c.used < columns.slots()) return;
   written -= c.used;
-  if (column == r.tail) r.tail = kNone;  // set_tail makes another one the newest
+  if (column == r.tail) r.tail = kNone;  // set_tail sets the new one
   --r.columns;
   columns.release(column);
 }
@@ -207,7 +207,7 @@ std::int64_t TableTokens::drop_from_frame(std::size_t number, IndexRange range, 
   std::vector<PageEntry>& entries = runs[static_cast<std::size_t>(frame.run)].entries;
   const auto at = [&](std::uint32_t i) -> PageEntry& { return entries[i]; };
   const std::uint32_t first = find_entry(frame, range.begin);
-  std::uint32_t last = first;  // entry behind the last one concerned
+  std::uint32_t last = first;  // behind the last entry with tokens of `range`
   std::int64_t count = 0;
   SlotMask low = 0, high = 0;
   for (; last < frame.end && columns.first_live(at(last)) < range.end; ++last) {
@@ -222,7 +222,7 @@ std::int64_t TableTokens::drop_from_frame(std::size_t number, IndexRange range, 
   if (count == 0) return 0;
   const bool left = held.begin < range.begin;
   const bool right = held.end > range.end;
-  // What stays of the entries concerned: at most the first one, and the last one.
+  // Of the entries with tokens of `range`, at most the first and the last stay.
   for (std::uint32_t e = first; e < last; ++e) {
     const bool stays = (e == first && low != 0) || (e == last - 1 && high != 0);
     if (!stays) unlink_entry(frame.run, at(e).column);
@@ -271,7 +271,7 @@ void TableTokens::set_tail(std::size_t run, std::uint32_t column) {
   runs[run].tail = column;
   if (column == kNone) return;
   Column& tail = columns[column];
-  if (tail.sealed) return;  // tokens to come begin a column
+  if (tail.sealed) return;  // the next token begins a column
   const auto used = static_cast<std::int32_t>(std::bit_width(tail.live));
   written -= tail.used - used;
   tail.used = used;

@@ -1,4 +1,4 @@
-// All that the server answers: it puts the routes together.
+// All routes of the server, put together.
 // Thread-safety: the I/O thread's alone.
 #pragma once
 
@@ -23,10 +23,10 @@ namespace kvasir::server {
 
 struct ServiceOptions {
   std::string model;                 // as clients name it
-  std::string policy;                // of requests that name none; empty: the engine's default
-  SamplingOptions sampling;          // of requests that give no temperature
+  std::string policy;                // for requests that name none; empty: the engine's default
+  SamplingOptions sampling;          // for requests that give no temperature
   std::vector<std::string> origins;  // see Router
-  Gate* gate = nullptr;              // may be null: then everybody passes. Must outlive the service
+  Gate* gate = nullptr;              // null: everybody passes. Must outlive the service
   // Folder of saved sessions, which exists (SessionStore::prepare); empty: there are no sessions.
   std::string sessions;
   SessionLimits session_limits;
@@ -49,24 +49,24 @@ class Service {
     return router_.admit(request, answer);
   }
 
-  // From now on /ready and new requests say that the server is going down.
+  // From now on /ready and new requests are answered that the server is going down.
   void begin_drain();
   // Ends requests under way with an error; see HttpServer::drain.
   void cut_off() { completions_.cut_off(); }
 
-  // Ends the threads that this has. To be called when HttpServer::run() has returned.
+  // Ends the service's threads. Call it when HttpServer::run() has returned.
   void stop();
 
-  // Sends what changes by itself, and ends requests that have waited too long. Call it every kTick.
+  // Updates the Inspector's streams, and ends requests that have waited too long. Call it every kTick.
   static constexpr std::chrono::milliseconds kTick{250};
   void tick();
 
-  // To add routes and observers before the first request.
+  // For adding routes and observers before the first request.
   Router& router() { return router_; }
   Traffic& traffic() { return traffic_; }
 
  private:
-  void list_models(const Exchange& exchange) const;  // or the one that the path names
+  void list_models(const Exchange& exchange) const;  // or only the one named in the path
   void health(const Exchange& exchange) const;
   void ready(const Exchange& exchange) const;
 
@@ -75,7 +75,7 @@ class Service {
   std::int64_t started_;
   bool draining_ = false;
   Traffic traffic_;
-  std::unique_ptr<SessionDesk> sessions_;  // null: there are none
+  std::unique_ptr<SessionDesk> sessions_;  // null: the server has no sessions
   Completions completions_;
   TextRoutes text_routes_;
   Inspector inspector_;

@@ -133,7 +133,7 @@ class SessionImpl final : public Session, public SessionBase {
   std::shared_ptr<BatchRunner> runner_;
   TextState text_;
   std::int64_t unreported_ = 0;  // tokens read since the last generate()
-  double prompt_seconds_ = 0;    // and the seconds it took
+  double prompt_seconds_ = 0;    // seconds of reading them
   ChatTranscript transcript_;
   std::optional<SamplerState> sampler_;            // of the last generation
   std::optional<ChatTranscript::Rendered> asked_;  // messages of the request that continues the session
@@ -156,7 +156,7 @@ Result<SessionBase::Copy> SessionImpl::copy() const {
 Status SessionImpl::read_tokens(std::vector<TokenId> tokens, const Progress& progress) {
   if (tokens.empty()) return invalid_argument("the prompt holds no token; give some text");
   KVASIR_RETURN_IF_ERROR(text_.sequence->status());
-  // Refuses what could not be read even if no other session held memory.
+  // Refuses text that could not be read even if no other session held memory.
   const KvSequence& tables = text_.sequence->tables();
   KVASIR_RETURN_IF_ERROR(check_prompt(text_.sequence->shape(), text_.sequence->policy(), context_place(tables),
                                       tables.shortest(), static_cast<std::int64_t>(tokens.size()), text_.chunk,
@@ -164,7 +164,7 @@ Status SessionImpl::read_tokens(std::vector<TokenId> tokens, const Progress& pro
   Task task(&text_, std::move(tokens));
   if (!task.prepare()) return task.status();
   const double start = now_seconds();
-  text_.logits.clear();  // they belong to a token that is no longer the newest
+  text_.logits.clear();  // of a token that is no longer the newest
   Status status;
   while (status.ok() && task.prepare()) {
     status = runner_->pass(task);

@@ -33,8 +33,8 @@ class SessionBase {
   virtual const TextState& held() const = 0;
   // Returns whether its pages are only in a file.
   virtual bool stored() const = 0;
-  // Returns a sequence in the engine's cache in the session's state: a fork, or for a stored session a sequence whose
-  // pages must still be filled from the file, while the session lives and is stored. Errors: kResourceExhausted.
+  // Returns a sequence in the engine's cache with the session's state. For a stored session the pages must still be
+  // filled from the file, while the session lives and is stored; otherwise it is a fork. Errors: kResourceExhausted.
   struct Copy {
     std::unique_ptr<Sequence> sequence;
     SessionPages pages;

@@ -287,7 +287,7 @@ Result<SessionParts> read_parts(std::span<const std::byte> bytes, const LoadedMo
   if (!codec.error.empty()) return damaged("its page type is none");
   parts.head.kv_type = codec_name(codec.codec);
   KVASIR_ASSIGN_OR_RETURN(parts.state, reader.block(kState));
-  // All checksums before anything is made of them.
+  // Checks all checksums before any block is used.
   while (reader.left() > kBlockHeader + kHashBytes && !reader.next_is(kLayerStates)) {
     KVASIR_ASSIGN_OR_RETURN(parts.pages.emplace_back(), reader.block(kPages));
   }

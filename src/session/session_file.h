@@ -1,9 +1,9 @@
 // Session files: a snapshot of a sequence, and what a session needs besides.
 //
 // Format 2, little-endian: the magic "KVASIRS2", then blocks of {tag u32, zero u32, length u64, bytes, XXH3-128 of all
-// of that}. HEAD says what the file is of; STAT holds page tables, policy, counters, newest tokens, logits, chat and
-// sampler; PAGE, once per column of a table, its pages in their physical layout; LAYR, where layers hold states, all of
-// these; DONE ends the file.
+// of that}. HEAD names the model, policy and formats; STAT holds page tables, policy, counters, newest tokens, logits,
+// chat and sampler; PAGE, once per column of a table, its pages in their physical layout; LAYR, where layers hold
+// states, all of these; DONE ends the file.
 // Everything is checked before anything is used, and the tables and the policy must agree: a file is restored whole or
 // refused.
 //
@@ -66,18 +66,18 @@ struct SessionParts {
 // Errors: as load_session.
 Result<SessionParts> read_parts(std::span<const std::byte> bytes, const LoadedModel& model);
 
-// Makes the session in a cache that allows the file's codec and has its page slots, but for the content of its pages:
-// see SessionPages. The cache may have no store. Errors: kDataLoss, kResourceExhausted; kUnsupported for encoded pages
-// or layers' states of another layout.
+// Makes the session, without the content of its pages (see SessionPages), in a cache that allows the file's codec and
+// has its page slots. The cache may have no store. Errors: kDataLoss, kResourceExhausted; kUnsupported for encoded
+// pages or layers' states of another layout.
 Result<LoadedSession> restore_session(const SessionParts& parts, const std::shared_ptr<LoadedModel>& model,
                                       const std::shared_ptr<KvCache>& cache);
 
-// The content of a restored session's pages and layers' states, on its way from the file. Until all of it is there the
-// sequence must not run.
+// Copies a restored session's pages and layers' states from the file. The sequence must not run before done().
 class SessionPages {
  public:
   SessionPages() = default;  // nothing to do
-  // `parts`: those that the sequence was restored from. They must outlive this. REQUIRES: its cache has a store.
+  // `parts`: those that the sequence was restored from; they must outlive this object. REQUIRES: the sequence's cache
+  // has a store.
   SessionPages(const SessionParts& parts, Sequence& sequence);
 
   bool done() const { return next_ == columns_.size() && states_.empty(); }
@@ -89,8 +89,8 @@ class SessionPages {
   std::span<const std::span<const std::byte>> columns_;
   std::vector<PageId> ids_;            // of all columns
   std::size_t next_ = 0;               // column
-  std::size_t page_ = 0;               // in ids_
-  std::span<const std::byte> states_;  // those left
+  std::size_t page_ = 0;               // index in ids_
+  std::span<const std::byte> states_;  // those left to copy
   std::byte* states_to_ = nullptr;
 };
 

@@ -17,7 +17,7 @@ std::uint64_t bytes_behind(const SessionBase* session, const std::function<std::
   std::uint64_t need = 0;
   if (__builtin_add_overflow(bytes, plan(0), &need)) need = ~std::uint64_t{0};
   if (!policy.traits().holds_prompts) {
-    // A policy with a bound reaches its peak long before.
+    // A policy with a bound reaches its peak within fewer tokens.
     if (policy.bound())
       seen = std::min(
           seen, 4 * (*policy.bound() + prompt_chunk(policy, session->held().chunk) + held.shape().widest_window()));

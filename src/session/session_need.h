@@ -1,4 +1,4 @@
-// The memory of a request that may continue a session, besides the session's own.
+// The memory of a request that may continue a session, beside the session's own.
 // Thread-safety: pure function.
 #pragma once
 

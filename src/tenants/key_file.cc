@@ -74,7 +74,7 @@ class FieldReader {
  public:
   FieldReader(const toml::table& table, std::string where) : table_(table), where_(std::move(where)) {}
 
-  // Refuses fields that no read named: a misspelt limit would not limit.
+  // Refuses fields that were never read: a misspelt limit would have no effect.
   Status done() {
     for (const auto& [name, value] : table_) {
       if (!status_.ok()) break;

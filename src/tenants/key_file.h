@@ -5,9 +5,9 @@
 //   secret = "..."                # 32 random bytes, base64url: the key of all hashes
 //
 //   [tenants.research]
-//   id = "b1d00c7e"               # random; tells it from an earlier tenant of this name
-//   floor = "512MiB"              # KV memory that is theirs whatever others want
-//   ceiling = "2GiB"              # the most KV memory that they may hold
+//   id = "b1d00c7e"               # random; distinguishes it from an earlier tenant of this name
+//   floor = "512MiB"              # KV memory that the tenant can always have
+//   ceiling = "2GiB"              # the most KV memory that it may hold
 //   requests-per-minute = 60
 //   tokens-per-minute = 100000    # of prompts and answers
 //   concurrent = 8                # requests at a time
@@ -16,7 +16,7 @@
 //   [[keys]]
 //   id = "3f9a1c20"
 //   tenant = "research"
-//   hash = "..."                  # of the key: the key itself is nowhere
+//   hash = "..."                  # of the key, which itself is not stored
 //   created = 2026-11-23T08:00:00Z
 //   expires = 2027-11-23T08:00:00Z
 //   priority = 0                  # added to that of the tenant
@@ -105,7 +105,7 @@ Status save_key_file(const std::string& path, const KeyFile& file);
 // Keeps other processes from editing the same file while it lives, so that two `kvasir keys` at once lose nothing.
 class KeyFileLock {
  public:
-  // Waits. Errors: those of opening the file's folder.
+  // Waits for the lock. Errors: those of opening the file's folder.
   static Result<KeyFileLock> take(const std::string& path);
   KeyFileLock(KeyFileLock&& other) noexcept;
   KeyFileLock& operator=(KeyFileLock&&) = delete;

@@ -16,7 +16,7 @@ struct UsageFigures {
   std::int64_t requests = 0;   // ended, with any outcome
   std::int64_t failed = 0;     // those that ended with an error
   std::int64_t abandoned = 0;  // those abandoned by the client
-  std::int64_t refused = 0;    // by a rate limit; not among `requests`
+  std::int64_t refused = 0;    // refused by a rate limit; not among `requests`
   std::int64_t prompt_tokens = 0;
   std::int64_t cached_tokens = 0;      // prompt tokens from the prefix cache
   std::int64_t recomputed_tokens = 0;  // computed again after preemptions
@@ -60,7 +60,7 @@ using UsageBatch = std::map<UsageKey, UsageFigures>;
 
 struct UsageRow {
   std::int64_t start = 0;
-  std::int64_t seconds = 0;  // 3600, or 86400 for hours that were added up
+  std::int64_t seconds = 0;  // 3600, or 86400 for the sum of a day's hours
   std::string tenant;
   UsageFigures figures;
 };

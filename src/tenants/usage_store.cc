@@ -222,7 +222,7 @@ Result<std::vector<UsageRow>> UsageStore::read(const UsageQuery& query) const {
 }
 
 Status UsageStore::roll_up(std::int64_t now) {
-  // Only whole days, so that no day is added up in parts.
+  // Adds up only whole days, so that no day has two rows.
   const std::int64_t before = (now - kHoursKept) / kDay * kDay;
   const std::int64_t oldest = (now - kDaysKept) / kDay * kDay;
   return database_->transact([&]() -> Status {

@@ -98,7 +98,7 @@ Status UsageWriter::write() {
   }
   if (!added.ok()) {
     put_back(std::move(batch));
-    store_.reset();  // opened anew next time: the problem may be over then
+    store_.reset();  // reopened next time, when the problem may be over
     return added;
   }
   const std::int64_t day = now() / kDaySeconds;

@@ -2,7 +2,7 @@
 //
 //   queue.read(tag, key, std::move(buffer), check);      ... for (BlobAnswer& answer : queue.answers(wait)) ...
 //
-// Measures how long the store takes; cost() follows from that.
+// Measures how long the store takes, as cost() reports.
 // Thread-safety: one caller at a time; the store's threads run beside it.
 #pragma once
 

@@ -15,8 +15,8 @@
 namespace kvasir {
 
 struct BlobKey {
-  Hash128 lineage;  // what wrote it
-  Hash128 salt;     // readers that share it
+  Hash128 lineage;  // identifies writers whose blobs are interchangeable
+  Hash128 salt;     // identifies the readers that share it
   Hash128 text;     // identifies the blob; depends on the other two
   // Among blobs last used in the same second, higher orders are evicted first.
   std::uint32_t order = 0;

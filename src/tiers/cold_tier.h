@@ -1,7 +1,7 @@
-// A file whose bytes come back in small parts while others compute: written in blocks, read part by part by its own
-// thread, which checks the parts and passes them on.
+// A file written in blocks and read in small parts while other threads compute. The tier's own thread reads the parts,
+// checks them and passes them on.
 //
-//   auto block = tier.write(bytes, part_bytes);            // queued; waits only if much is
+//   auto block = tier.write(bytes, part_bytes);            // queued; waits only if much is queued
 //   auto fetch = tier.fetch({{block, {3, 4}}, ...}, place);  // begins at once
 //   ...
 //   fetch->wait();                                         // all parts were placed, or fetch->status() is an error
@@ -37,7 +37,7 @@ class ColdBlock {
   std::uint64_t bytes() const { return bytes_; }
   enum class State : int { kQueued, kWritten, kFailed };
   State state() const { return state_; }
-  // Why it could not be written. REQUIRES: state() is kFailed.
+  // Why the block could not be written. REQUIRES: state() is kFailed.
   const Status& status() const { return status_; }
   // Returns the memory that a block of so many parts takes.
   static std::uint64_t memory_bytes(std::size_t parts) {
@@ -51,7 +51,7 @@ class ColdBlock {
   // Used only by the tier's thread.
   SpillFile* file_ = nullptr;
   std::shared_ptr<SpilledParts> parts_;
-  Status status_;  // why it was not written; set before state_
+  Status status_;  // why the block was not written; set before state_
   std::atomic<State> state_ = State::kQueued;
 };
 
@@ -101,8 +101,8 @@ class ColdTier {
   // REQUIRES: no block and no fetch exists.
   ~ColdTier();
 
-  // Begins to write bytes in parts of `part_bytes` (the last may be shorter). If that fails, the block says why and
-  // fetches of it fail. Adds the seconds waited for room to `waited`.
+  // Begins to write bytes in parts of `part_bytes` (the last may be shorter). If writing fails, the block's status()
+  // says why, and fetches of the block fail. Adds the seconds waited for room to `waited`.
   std::shared_ptr<ColdBlock> write(std::vector<std::byte> bytes, std::size_t part_bytes, double* waited);
 
   struct Item {

@@ -123,7 +123,7 @@ class RedisStore final : public BlobStore {
       for (std::size_t i = 0; i < keys.size(); ++i) {
         KVASIR_ASSIGN_OR_RETURN(const Reply reply, reads_.answer(until, kMostAnswer));
         KVASIR_RETURN_IF_ERROR(check(*reply));
-        // A value of another type is none of ours.
+        // A value of another type was not written by Kvasir.
         const bool is_size = reply->type == REDIS_REPLY_INTEGER && reply->integer > 0;
         sizes.push_back(is_size ? static_cast<std::uint64_t>(reply->integer) : 0);
       }

@@ -28,7 +28,7 @@ SpilledParts::SpilledParts(SpillFile* file, std::size_t parts) : file_(file), pa
     file->free_places_.reserve(places);
     file->taken_.resize(places);
   }
-  // Nothing throws from here on, nor when the places are freed.
+  // Nothing throws from here on; neither does freeing the places.
   for (Part& part : parts_) part.place = file->take_place();
   file->used_places_ += static_cast<std::uint32_t>(parts);
 }

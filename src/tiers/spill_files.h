@@ -29,7 +29,7 @@ class SpillFiles {
       : make_(std::move(make)), buffers_(buffers), words_(std::move(words)) {}
 
   struct Room {
-    SpillFile* file = nullptr;  // lives as long as this
+    SpillFile* file = nullptr;  // lives as long as this object
     std::shared_ptr<SpilledParts> parts;
   };
   // Returns room for so many parts if all files together then have at most `capacity` bytes on disk. Truncates free

@@ -34,7 +34,7 @@ inline Status transfer_error(const Transfer& transfer, int error) {
   return data_loss("cannot {} the scratch file: {}", what, std::strerror(error));
 }
 
-// Runs a transfer to its end, or as far as it gets.
+// Runs a transfer to its end, or until an error.
 Status run_transfer(int descriptor, Transfer transfer);
 void cut_off(int descriptor, std::uint64_t bytes);
 

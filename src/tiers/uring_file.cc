@@ -84,7 +84,7 @@ class UringFile final : public AsyncFile {
 
   void take(std::uint64_t id, int result) {
     const auto found = under_way_.find(id);
-    if (found == under_way_.end()) return;  // a timeout's
+    if (found == under_way_.end()) return;  // the entry of a timeout
     Transfer& transfer = found->second;
     if (result == -EINTR || result == -EAGAIN) return submit(id);
     if (result > 0) transfer.advance(static_cast<std::size_t>(result));

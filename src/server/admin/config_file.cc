@@ -10,9 +10,9 @@
 
 #include "base/status.h"
 
-// toml++ 3.3 has the compiler assume what files violate, or asserts it without NDEBUG: "[(" is one such file, whose
-// error the code behind finds. And its switches over characters end in what it calls unreachable for a letter that
-// stands where a value begins, such as U+00E9; false is right there.
+// toml++ 3.3 tells the compiler to assume conditions that a malformed file, such as "[(", violates; without NDEBUG it
+// asserts them. Its later checks report such files. Its switches over characters also end in "unreachable" for a letter
+// such as U+00E9 where a value begins; they should return false.
 #ifdef NDEBUG
 #undef NDEBUG
 #define KVASIR_HAD_NDEBUG
@@ -86,7 +86,7 @@ Result<ConfigValue> read_value(std::string_view file, const toml::key& key, cons
   }
 }
 
-// TOML has no control characters but tabs and line ends; toml++ would show them raw in its messages.
+// TOML allows no control characters but tabs and line ends; toml++ would show them raw in its messages.
 Status check_characters(std::string_view text, std::string_view file) {
   int line = 1, column = 1;
   for (const char c : text) {
@@ -128,7 +128,7 @@ Result<std::vector<ConfigValue>> parse_config(std::string_view text, std::string
   return values;
 }
 
-// A string of JSON is one of TOML, but that DEL must be escaped too.
+// A JSON string is a TOML string, except that TOML requires DEL to be escaped.
 std::string toml_string(std::string_view text) {
   const std::string json = nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   std::string toml;

@@ -4,7 +4,7 @@
 //   kv-memory = "2GiB"
 //   vllm-metrics = true
 //
-// This part knows TOML and no option: whoever applies the values checks their names.
+// This part knows TOML and no option: the caller checks the names.
 // Thread-safety: pure functions.
 #pragma once
 
@@ -24,12 +24,12 @@ struct ConfigValue {
   int line = 0, column = 0;        // of the name, from 1
 };
 
-// Returns "FILE:LINE:COLUMN: ", which stands in front of what is wrong with a value.
+// Returns "FILE:LINE:COLUMN: ", the beginning of a message about a value.
 std::string config_place(std::string_view file, int line, int column);
 
-// Parses a file's text; returns its values in the order in which they stand. `file`: its name, for messages. Errors:
-// kInvalidArgument with the place for what is no TOML, a duplicate key, a table, a date, or a list of anything but
-// strings.
+// Parses a file's text; returns its values in their order in the file. `file`: its name, for messages. Errors:
+// kInvalidArgument with the place for text that is not TOML, a duplicate key, a table, a date, or a list of anything
+// but strings.
 Result<std::vector<ConfigValue>> parse_config(std::string_view text, std::string_view file);
 
 // Returns a text as a TOML string, quotes included. Bytes that are not valid UTF-8 become U+FFFD.

@@ -52,7 +52,7 @@ std::string limit_message(std::string_view tenant, const RateLimiter::Refusal& r
 
 Result<std::unique_ptr<KeyGate>> KeyGate::open(Options options) {
   std::unique_ptr<KeyGate> gate(new KeyGate(std::move(options)));
-  // Before the file is read: if it changes meanwhile it is read again.
+  // Before the file is read, so that a change meanwhile has it read again.
   gate->stamp_ = stamp_of(gate->options_.path);
   KVASIR_ASSIGN_OR_RETURN(const tenants::KeyFile file, tenants::load_key_file(gate->options_.path));
   gate->take_over(file);
@@ -133,7 +133,7 @@ void KeyGate::reload_if_changed() {
   Status status = file.status();
   if (status.ok()) status = check_floors(*file);
   stamp_ = stamp;
-  // A system that refuses, as where too many files are open, does so for a time: the file may be right.
+  // An I/O error, such as too many open files, may pass: the file is tried again.
   const std::string unread = std::exchange(unread_, status.code() == StatusCode::kIo ? status.message() : "");
   if (!status.ok()) {
     if (options_.log && (unread_.empty() || unread_ != unread))

@@ -1,11 +1,11 @@
-// The gate of a server with API keys: it knows callers by their key, holds them to their tenant's limits, and follows
+// The gate of a server with API keys: identifies callers by their key, enforces their tenant's limits, and follows
 // changes of the keys file.
 //
-// A key comes as "Authorization: Bearer KEY". A request without one, or whose key is unknown, revoked or expired, is
-// answered with 401, and the answer does not say which. Requests other than GET count against the tenant's limits: one
-// over a limit is answered with 429 and Retry-After.
+// A key comes as "Authorization: Bearer KEY". A request whose key is missing, unknown, revoked or expired is answered
+// with 401, without saying which. Requests other than GET count against the tenant's limits: a request over a limit is
+// answered with 429 and Retry-After.
 //
-// No message, log line or refusal has a key or a part of one.
+// No message, log line or refusal contains a key or a part of one.
 //
 // Thread-safety: the I/O thread's alone. Caller::hold may be dropped on any thread.
 #pragma once
@@ -27,7 +27,7 @@
 
 namespace kvasir::server {
 
-// The KV memory of one tenant, as the engine is to know it.
+// The KV memory of one tenant, for Engine::set_quota.
 struct QuotaChange {
   int tenant_number = 0;
   std::string tenant;
@@ -38,11 +38,11 @@ class KeyGate final : public Gate, public TrafficObserver {
  public:
   struct Options {
     std::string path;
-    // Gets one line when the file was read again or could not be.
+    // Gets one line when the file was read again, or could not be read.
     std::function<void(const std::string&)> log;
-    // Gets the quotas that a changed file changes, in an order in which floors never exceed those of before and after.
+    // Gets the quotas that changed in the file. Lowered floors come first.
     std::function<void(const std::vector<QuotaChange>&)> on_quotas;
-    // Gets the name of a tenant one of whose requests a limit refused.
+    // Gets the tenant's name when a limit refused a request.
     std::function<void(const std::string&)> on_limited;
     // Clocks; empty: the system's.
     std::function<std::int64_t()> now;  // seconds since 1970
@@ -64,25 +64,25 @@ class KeyGate final : public Gate, public TrafficObserver {
   std::optional<Refusal> check(const HttpRequest& request, Caller& caller) override;
   void on_finished(const RequestRecord& record) override;
 
-  // Sets who hears of refusals (TrafficObserver::on_refused); must outlive this.
+  // Sets the observer of refusals (TrafficObserver::on_refused), which must outlive this gate.
   void report_to(TrafficObserver* observer) { observer_ = observer; }
 
-  // Checks that floors fit into the KV memory, and that of files read from now on. Errors: kInvalidArgument.
+  // Checks that the floors fit into the KV memory, now and in files read later. Errors: kInvalidArgument.
   Status limit_floors(std::uint64_t kv_memory);
 
-  // Reads the file again if it has changed since, or could not be read. Keeps what it has, and logs one line, where
-  // the new file is missing or wrong. To be called a few times a second.
+  // Reads the file again if it has changed or could not be read. If the new file is missing or wrong, keeps the old
+  // keys and logs one line. Called a few times a second.
   void reload_if_changed();
 
   // The quotas of all tenants that have one.
   std::vector<QuotaChange> quotas() const;
   // Tenants of the file, in order of their numbers.
   std::vector<TenantInfo> tenants() const;
-  // Keys that would pass now.
+  // The number of keys that would pass now.
   std::size_t valid_keys() const { return ring_->valid(now()); }
 
  private:
-  // What tells one version of a file from another.
+  // Identifies a version of the file.
   struct Stamp {
     std::uint64_t device = 0, inode = 0, size = 0;
     std::int64_t modified = 0, changed = 0;  // ns
@@ -105,7 +105,7 @@ class KeyGate final : public Gate, public TrafficObserver {
   TrafficObserver* observer_ = nullptr;
   std::uint64_t kv_memory_ = 0;  // 0: not known yet
   Stamp stamp_;
-  std::string unread_;  // why the file could not be read, as logged; empty: it was
+  std::string unread_;  // the logged reason why the file could not be read; empty: it was read
   tenants::TenantNumbers numbers_;
   std::vector<tenants::Tenant> tenants_;
   std::unique_ptr<tenants::KeyRing> ring_;

@@ -32,7 +32,7 @@ constexpr std::pair<LogLevel, std::string_view> kLevels[] = {{LogLevel::kDebug, 
                                                              {LogLevel::kError, "error"}};
 constexpr std::chrono::milliseconds kWaitToWrite{100};
 constexpr std::chrono::seconds kTimeToClose{1};
-constexpr std::size_t kPipeBytes = 4096;  // what a pipe that poll() finds writable takes without blocking
+constexpr std::size_t kPipeBytes = 4096;  // bytes that a pipe takes without blocking if poll() finds it writable
 
 std::string now_text() {
   const auto now = std::chrono::system_clock::now();
@@ -56,14 +56,14 @@ std::string value_text(bool json, const LogField& field) {
   if (const auto* seconds = std::get_if<double>(&field.value)) return fmt::format("{:.6f}", *seconds);
   const std::string_view text = std::get<std::string_view>(field.value);
   std::string out = !json && is_plain(text) ? std::string(text) : quoted(text);
-  // JSON leaves DEL as it is.
+  // JSON does not escape DEL.
   for (std::size_t at = out.find('\x7f'); at != std::string::npos; at = out.find('\x7f', at))
     out.replace(at, 1, "\\u007f");
   return out;
 }
 
 Result<int> open_file(const std::string& path) {
-  // A pipe that nobody reads is refused instead of waited for.
+  // O_NONBLOCK: opening a pipe without a reader fails instead of waiting.
   const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0640);
   if (file < 0) return errno_status("open the log file", path);
   return file;
@@ -94,7 +94,7 @@ class Sink final : public spdlog::sinks::sink {
  private:
   void open_again() {
     const Result<int> file = open_file(path_);
-    if (!file.ok()) return void(dropped_.fetch_add(1));  // goes on with the old one
+    if (!file.ok()) return void(dropped_.fetch_add(1));  // goes on with the old file
     ::close(file_);
     file_ = *file;
   }
@@ -135,7 +135,7 @@ class LogImpl final : public Log {
         pool_(std::make_shared<spdlog::details::thread_pool>(options.queue, 1)),
         logger_(std::make_shared<spdlog::async_logger>("kvasir", sink_, pool_,
                                                        spdlog::async_overflow_policy::overrun_oldest)) {
-    logger_->set_error_handler([](const std::string&) {});  // The default one writes to standard error.
+    logger_->set_error_handler([](const std::string&) {});  // The default handler writes to standard error.
   }
   ~LogImpl() override {
     sink_->close_at(Clock::now() + kTimeToClose);

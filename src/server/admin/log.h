@@ -1,10 +1,10 @@
 // The server's log: one line per event, as text or JSON, to standard error or a file.
 //
-// A line is put into a bounded queue and written by a thread of the log's own, so a reader that takes nothing and a
-// full disk hold up nobody. When the queue is full the oldest line is dropped and counted.
+// A line is put into a bounded queue and written by the log's own thread, so a reader that takes nothing or a full disk
+// delays nobody. When the queue is full the oldest line is dropped and counted.
 //
-// Values come from clients too: they are written as JSON strings in ASCII, so a line has no line break, control
-// character or terminal sequence of theirs. The log has no prompt and no answer.
+// Values may come from clients. They are written as JSON strings in ASCII, so they cannot put a line break, control
+// character or terminal sequence into a line. The log contains no prompt and no answer.
 //
 // Thread-safety: any thread may call.
 #pragma once
@@ -35,7 +35,7 @@ struct LogField {
 };
 
 // Returns an event as a line without its end. `time`: as RFC 3339. Text is "TIME LEVEL EVENT NAME=VALUE...", with
-// quotes around values that are not plain words; JSON is an object with "time", "level", "event" and the fields.
+// quotes around values that are not plain words. JSON is an object with "time", "level", "event" and the fields.
 std::string log_line(bool json, std::string_view time, LogLevel level, std::string_view event,
                      std::span<const LogField> fields);
 
@@ -50,14 +50,14 @@ class Log {
  public:
   // Errors: kInvalidArgument or kIo if the file cannot be opened.
   static Result<std::unique_ptr<Log>> open(const LogOptions& options);
-  // Writes what is in the queue, for at most a second.
+  // Writes the queued lines, for at most a second.
   virtual ~Log() = default;
 
   virtual void write(LogLevel level, std::string_view event, std::initializer_list<LogField> fields = {}) = 0;
   virtual bool writes(LogLevel level) const = 0;
-  // Closes the file and opens one of the same name, as after it was renamed. No effect without a file.
+  // Closes the file and opens one of the same name, for example after it was renamed. No effect without a file.
   virtual void reopen() = 0;
-  // Lines that were dropped: the queue was full, or the system refused the write.
+  // The number of lines dropped because the queue was full or the system refused the write.
   virtual std::uint64_t dropped() const = 0;
 };
 

@@ -26,7 +26,7 @@ using prometheus::MetricType;
 constexpr std::string_view kOurs = "kvasir:";
 constexpr std::string_view kTheirs = "vllm:";
 
-// vLLM's buckets, and below them some for small models.
+// vLLM's buckets, with more small ones for small models.
 const std::vector<double> kFirstTokenBuckets = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
                                                 1,     2.5,   5,    7.5,  10,   20,   40,   80,  160,  640, 2560};
 const std::vector<double> kGapBuckets = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3,
@@ -35,7 +35,7 @@ const std::vector<double> kRequestBuckets = {0.005, 0.01, 0.025, 0.05, 0.1, 0.2,
                                              10,    15,   20,    30,   40,  50,  60,  120, 240, 480, 960, 1920, 7680};
 const std::vector<double> kShareBuckets = {0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1};
 
-// A label whose values come from requests in the end has no more than this many; the rest is "other".
+// Most values of a label whose values requests determine; further values become "other".
 constexpr std::size_t kMostLabelValues = 64;
 
 std::vector<double> token_buckets(std::int64_t most) {
@@ -58,14 +58,14 @@ std::string policy_name(std::string_view spec) {
   return name.empty() ? "default" : name;
 }
 
-// vLLM's word for why a request ended.
+// Returns vLLM's name for the reason why a request ended.
 std::string_view vllm_reason(std::string_view reason) {
   if (reason == "end" || reason == "stop") return "stop";
   if (reason == "length" || reason == "context" || reason == "kv_memory") return "length";
   return reason == "abandoned" || reason == "shutdown" || reason == "cancelled" ? "abort" : "error";
 }
 
-// Sums by the values of one label.
+// Counts for each value of one label.
 class CounterBy {
  public:
   explicit CounterBy(std::initializer_list<std::string_view> known = {}) {
@@ -92,12 +92,12 @@ double resident_bytes() {
   return static_cast<double>(resident) * static_cast<double>(::sysconf(_SC_PAGESIZE));
 }
 
-// The families of one text, in order.
+// The metric families of one text, in order.
 class Page {
  public:
   Page(const std::string& model, bool vllm) : model_(model), vllm_(vllm) {}
 
-  // One of both prefixes; `theirs` may be a different name there.
+  // Adds a metric under both prefixes. `older`: an additional older name behind "vllm:".
   void gauge(std::string_view name, std::string_view help, double value, std::string_view older = {}) {
     both(name, help, MetricType::Gauge, older, [&](MetricFamily& family) { add(family, {}).gauge.value = value; });
   }
@@ -122,7 +122,7 @@ class Page {
     MetricFamily& made = family(kOurs, name, help, MetricType::Gauge);
     for (const auto& [value, number] : values) add(made, {{std::string(label), value}}).gauge.value = number;
   }
-  // Under kvasir: alone.
+  // Adds a metric under "kvasir:" only.
   void own_gauge(std::string_view name, std::string_view help, double value) {
     add(family(kOurs, name, help, MetricType::Gauge), {}).gauge.value = value;
   }
@@ -132,7 +132,7 @@ class Page {
   void own_histogram(std::string_view name, std::string_view help, const prometheus::Histogram& histogram) {
     add(family(kOurs, name, help, MetricType::Histogram), {}).histogram = histogram.Collect().histogram;
   }
-  // Prometheus' own names of what every process has.
+  // Adds a metric of the process under Prometheus' standard name.
   void process_gauge(std::string_view name, std::string_view help, double value) {
     family("", name, help, MetricType::Gauge).metric.emplace_back().gauge.value = value;
   }
@@ -239,7 +239,7 @@ void MetricsImpl::on_finished(const RequestRecord& record) {
   tenant_requests_.add(record.tenant, 1);
   tenant_prompt_.add(record.tenant, static_cast<double>(record.prompt_tokens));
   tenant_generation_.add(record.tenant, static_cast<double>(record.generated_tokens));
-  if (record.seen == 0) return;  // It has no figures of its tokens.
+  if (record.seen == 0) return;  // The record has no token figures.
   prompt_tokens_.Observe(static_cast<double>(record.prompt_tokens));
   generation_tokens_.Observe(static_cast<double>(record.generated_tokens));
   dead_share_.Observe(record.dead_share);

@@ -1,7 +1,7 @@
 // The server's metrics, in Prometheus' text format.
 //
-// Names are those of vLLM behind "kvasir:"; on request they are written a second time behind "vllm:", for routers and
-// dashboards that know these alone. docs/operations/serving.md lists them.
+// Names are vLLM's behind the prefix "kvasir:". On request they are written a second time behind "vllm:", for routers
+// and dashboards that know only these. docs/operations/serving.md lists them.
 //
 // Thread-safety: the I/O thread's alone.
 #pragma once
@@ -23,12 +23,12 @@ struct MetricsOptions {
   std::string model;  // label model_name of every metric of an engine
   std::string version;
   std::int64_t context = 0;           // tokens that a request can have at most; bounds the buckets of its histograms
-  bool vllm = false;                  // also under vLLM's names
-  bool open = true;                   // anybody may read them; otherwise those that may see the whole server
-  std::chrono::milliseconds age{20};  // a text younger than this is given again
+  bool vllm = false;                  // also write metrics under vLLM's names
+  bool open = true;                   // anybody may read them; false: only callers that may see the whole server
+  std::chrono::milliseconds age{20};  // a text younger than this is returned again
 };
 
-// Where figures come from that nobody reports; each may be empty. Called on the I/O thread.
+// Sources of figures that no event reports; each may be empty. Called on the I/O thread.
 struct MetricsSources {
   std::function<StepReport()> steps;
   std::function<std::chrono::steady_clock::duration()> busy;  // see StepThread::busy

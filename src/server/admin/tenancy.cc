@@ -11,7 +11,7 @@
 namespace kvasir::server {
 namespace {
 
-// Twice this is well below the second within which a revoked key must end.
+// Twice this is well below a second, within which a revoked key must stop working.
 constexpr std::chrono::milliseconds kKeysPeriod{250};
 
 }  // namespace
@@ -89,8 +89,8 @@ void Tenancy::change_quotas(const std::vector<QuotaChange>& changes) {
   send_quotas();
 }
 
-// One batch at a time, in order: what lowers floors comes before what raises others. What could not be set is sent
-// again with the next look at the keys file.
+// Sends one batch at a time, in order: floors are lowered before others are raised. Quotas that could not be set are
+// sent again at the next check of the keys file.
 void Tenancy::send_quotas() {
   if (steps_ == nullptr || unset_.empty() || sends_) return;
   const auto batch = std::make_shared<const std::vector<QuotaChange>>(unset_);

@@ -1,6 +1,6 @@
 // Tenants of a server: its gate, their quotas and their usage, put together.
 //
-//   auto tenancy = Tenancy::open(options);      // before the model is loaded: a wrong keys file is told at once
+//   auto tenancy = Tenancy::open(options);      // before the model is loaded: reports a wrong keys file at once
 //   tenancy->set_quotas(*engine);
 //   ... HttpServer, StepThread, Service with tenancy->gate() ...
 //   tenancy->join(*service, steps, *http);
@@ -25,22 +25,22 @@
 namespace kvasir::server {
 
 struct TenancyOptions {
-  std::string api_keys;  // path; empty: no keys, and everybody is the same caller
+  std::string api_keys;  // path; empty: no keys, all requests have the same caller
   std::string usage_db;  // path; empty: usage is not kept
-  // Gets one line for who runs the server. Must be thread-safe.
+  // Gets one line for the operator. Must be thread-safe.
   std::function<void(const std::string&)> log;
 };
 
 class Tenancy {
  public:
-  // Errors: those of the keys file. A usage database that cannot be opened is no error: the log says so, and it is
-  // tried again and again.
+  // Errors: those of the keys file. A usage database that cannot be opened is no error: it is logged, and opening is
+  // tried again regularly.
   static Result<std::unique_ptr<Tenancy>> open(TenancyOptions options);
 
-  // Null without keys. Must not be used after this.
+  // Null without keys. Must not outlive this object.
   KeyGate* gate() const { return gate_.get(); }
 
-  // The tenants' names, by number; the one without a name where there are no keys.
+  // The tenants' names by number; without keys, one tenant without a name.
   std::map<int, std::string> names() const;
 
   // Gives the engine the quotas of all tenants. Errors: kInvalidArgument for floors that exceed its memory.
@@ -50,7 +50,7 @@ class Tenancy {
   // `http`. REQUIRES: no request was answered yet.
   void join(Service& service, StepThread& steps, HttpServer& http);
 
-  // Writes usage to its end, and answers nobody from now on. REQUIRES: HttpServer::run() has returned.
+  // Writes all pending usage. Nothing is answered from now on. REQUIRES: HttpServer::run() has returned.
   void leave();
 
  private:
@@ -63,8 +63,8 @@ class Tenancy {
   StepThread* steps_ = nullptr;
   std::unique_ptr<UsageRecorder> usage_;
   std::unique_ptr<KeyGate> gate_;
-  std::vector<QuotaChange> unset_;  // that the engine does not have yet
-  bool sends_ = false;              // some are on their way to it
+  std::vector<QuotaChange> unset_;  // quotas that the engine does not have yet
+  bool sends_ = false;              // a batch is on its way to the engine
 };
 
 }  // namespace kvasir::server

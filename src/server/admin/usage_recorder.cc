@@ -21,7 +21,7 @@ nlohmann::json figures_of(const tenants::UsageFigures& figures) {
   return object;
 }
 
-// The tokens of a request that have not been added yet.
+// Returns the tokens of a request that have not been recorded yet.
 tenants::UsageFigures untold_tokens(const RequestRecord& record) {
   tenants::UsageFigures figures;
   figures.prompt_tokens = record.prompt_tokens - record.told_prompt;
@@ -97,7 +97,7 @@ void UsageRecorder::answer(Exchange exchange) {
   query.limit = kMostRows;
   auto shared = std::make_shared<Exchange>(std::move(exchange));
   auto post_answer = [this, shared, since](const Result<std::vector<tenants::UsageRow>>& rows) mutable {
-    // Moved on: the last reference must not end on the writer's thread.
+    // Moved, so that the last reference does not end on the writer's thread.
     post_([shared = std::move(shared), since, rows] {
       if (!rows.ok()) return shared->refuse(503, "usage cannot be read now; try again later", "usage_unavailable");
       shared->send_json(200, usage_body(shared->caller.tenant, since, *rows));

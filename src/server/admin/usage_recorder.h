@@ -1,4 +1,4 @@
-// Records what tenants use, and tells them: GET /v1/usage.
+// Records the usage of tenants, and answers GET /v1/usage.
 // Thread-safety: the I/O thread's alone.
 #pragma once
 
@@ -22,7 +22,7 @@ class UsageRecorder final : public TrafficObserver {
   // Counts a request that a limit refused.
   void add_refused(const std::string& tenant);
 
-  // Writes what is pending. From then on nothing is recorded or answered.
+  // Writes pending usage. Nothing is recorded or answered from then on.
   void close() { writer_.reset(); }
 
   // GET /v1/usage?since=2026-11-01 answers with the rows of the caller's own tenant, and their sums. Without `since`:

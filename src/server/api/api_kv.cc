@@ -16,7 +16,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr double kMostTtl = 30.0 * 24 * 3600;  // a month, in seconds
-// Of the object "kv".
+// Fields of the object "kv".
 constexpr std::string_view kKvFields[] = {"policy", "codec", "demote", "pin", "ttl", "bypass", "inspect"};
 constexpr std::size_t kMostActions = 64;
 constexpr std::size_t kLongestHintName = 256;
@@ -66,7 +66,7 @@ Status read_kv(const Json& body, RequestOptions& options) {
   };
   KVASIR_RETURN_IF_ERROR(in_kv(read_text(*kv, "policy", 4096, options.policy), "kv.policy"));
   KVASIR_RETURN_IF_ERROR(in_kv(read_text(*kv, "demote", 256, options.demote), "kv.demote"));
-  // Who sends a request must not learn what files there are.
+  // Clients must not learn which files exist.
   if (options.policy.find("profile=") != std::string::npos)
     return invalid_argument("in 'kv', a policy names a file (profile=); only whoever starts the server may do that")
         .about({"kv.policy"});

@@ -1,4 +1,4 @@
-// What a client says about the KV cache of its request: the object "kv", and "kv_hints".
+// Reads what a request says about its KV cache: the objects "kv" and "kv_hints".
 // Thread-safety: pure functions.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace kvasir::server {
 
-// Reads "kv": {policy, codec, pin, ttl, bypass, inspect}. Errors: kInvalidArgument.
+// Reads "kv": {policy, codec, demote, pin, ttl, bypass, inspect}. Errors: kInvalidArgument.
 Status read_kv(const nlohmann::json& body, RequestOptions& options);
 
 // Hints of "kv_hints": {protocol_version, message_id, actions: [{action_id, action_type, action_version, payload}]}.
@@ -19,23 +19,23 @@ Status read_kv(const nlohmann::json& body, RequestOptions& options);
 //   retain             the same prefix can be continued for payload.ttl_seconds; without one, as long as there is room
 //   demote, prefetch   change nothing: what is read is written to disk and Redis at once, memory gives up the least
 //                      recently used, and each request fetches its own prefix where that is faster
-// Other actions, and all those of another protocol version than 0.x, are ignored.
+// Other actions, and all actions of a protocol version other than 0.x, are ignored.
 struct KvHints {
   struct Action {
     std::string id;
     std::string type;
     std::string outcome;  // "applied", "no_op" or "ignored"
-    std::string reason;   // why it is not "applied"
+    std::string reason;   // why the outcome is not "applied"
   };
   bool given = false;
   std::string message_id;
   std::vector<Action> actions;
 };
 
-// Applies what can be applied to `options`. Errors: kInvalidArgument for what is malformed.
+// Reads "kv_hints", and applies the actions that can be applied to `options`. Errors: kInvalidArgument if malformed.
 Status read_kv_hints(const nlohmann::json& body, RequestOptions& options, KvHints& hints);
 
-// The answer to hints.
+// Returns the object "kv_hints" of an answer.
 nlohmann::json hints_answer(const KvHints& hints);
 
 }  // namespace kvasir::server

@@ -27,7 +27,7 @@ constexpr std::size_t kMostMessages = 10'000;
 constexpr std::size_t kMostArguments = 64;
 constexpr std::size_t kLongestName = 512;  // of users and salts
 constexpr std::int64_t kMostPriority = 1000;
-// The engine draws a seed where it is given 0, which is a seed like others here.
+// Replaces seed 0, for which the engine would draw a seed. In the API 0 is a seed like any other.
 constexpr std::uint64_t kSeedForZero = std::uint64_t{1} << 63;
 
 Status read_seed(const Json& body, std::uint64_t& seed) {
@@ -62,7 +62,7 @@ Status read_stops(const Json& body, std::vector<std::string>& stops) {
   return {};
 }
 
-// Refuses what would change the answer and cannot be honoured.
+// Refuses fields that would change the answer and are not supported.
 Status refuse_unsupported(const Json& body) {
   const auto changes_nothing = [](std::string_view field, const Json& value) {
     if ((value.is_structured() && value.empty()) || value == "") return true;
@@ -103,7 +103,7 @@ Result<std::string> read_content(const Json& message, std::size_t index) {
 
 constexpr std::string_view kPromptNeeds = "a string, a list of token ids, or a list of either";
 
-// Whether a number is whole, however large.
+// Whether a number is whole, at any size.
 bool is_whole(const Json& number) {
   return number.is_number_integer() ||
          (number.is_number_float() && number.get<double>() == std::floor(number.get<double>()));
@@ -135,7 +135,7 @@ Status read_prompt(const Json& prompt, std::vector<ApiPrompt>& prompts) {
   return {};
 }
 
-// One prompt, or a list of them: what a list is, its first element says.
+// Reads one prompt or a list of prompts. A list whose first element is a number is one prompt of token ids.
 Status read_all_prompts(const Json& body, std::vector<ApiPrompt>& prompts) {
   const Json* prompt = find_field(body, "prompt");
   if (prompt == nullptr) return invalid_argument("'prompt' is missing").about({"prompt"});
@@ -185,7 +185,7 @@ Status read_sampling(const Json& body, const SamplingOptions& usual, SamplingOpt
   KVASIR_RETURN_IF_ERROR(read_field(body, "top_p", sampling.top_p));
   KVASIR_RETURN_IF_ERROR(read_field(body, "min_p", sampling.min_p));
   KVASIR_RETURN_IF_ERROR(read_whole(body, "top_k", -1, 1 << 30, sampling.top_k));
-  if (sampling.top_k < 0) sampling.top_k = 0;  // -1: all, as other servers have it
+  if (sampling.top_k < 0) sampling.top_k = 0;  // -1: all, as in other servers
   KVASIR_RETURN_IF_ERROR(read_field(body, "frequency_penalty", sampling.frequency_penalty));
   KVASIR_RETURN_IF_ERROR(read_field(body, "presence_penalty", sampling.presence_penalty));
   KVASIR_RETURN_IF_ERROR(read_field(body, "repetition_penalty", sampling.repetition_penalty));
@@ -217,7 +217,7 @@ Status read_limits(const Json& body, ApiRequest& request) {
   return {};
 }
 
-// In a chat "logprobs" is a flag and "top_logprobs" a number; otherwise "logprobs" is the number.
+// In a chat "logprobs" is a flag and "top_logprobs" the number; in a completion "logprobs" is the number.
 Status read_logprobs(const Json& body, ApiRequest& request) {
   int& count = request.options.generate.logprobs;
   if (!request.chat) {
@@ -258,8 +258,8 @@ Status read_session(const Json& body, ApiRequest& request) {
   return {};
 }
 
-// Whether brackets outside strings nest deeper than kMostLevels. The parser's own callback, which could tell, makes it
-// look at all values of a container again whenever one of them ends.
+// Whether brackets outside strings nest deeper than kMostLevels. The parser's callback could count levels too, but
+// makes the parser visit all values of a container again whenever one of them ends.
 bool nests_too_deep(std::string_view text) {
   int level = 0;
   bool quoted = false;
@@ -285,8 +285,8 @@ Status read_who(const Json& body, ApiRequest& request) {
   return read_text(body, "cache_salt", kLongestName, request.options.salt);
 }
 
-// Returns why the parser stopped, of a text such as "... syntax error while parsing value - invalid string: ill-formed
-// UTF-8 byte; last read: ...", which quotes the body at its end.
+// Extracts the reason from a parser's message such as "... syntax error while parsing value - invalid string:
+// ill-formed UTF-8 byte; last read: ...", whose end quotes the body.
 std::string parse_reason(std::string_view text) {
   const std::size_t begin = text.find(" - ");
   if (begin == std::string_view::npos) return "";
@@ -332,7 +332,7 @@ Result<std::vector<Message>> read_messages(const Json& body) {
     if ((calls != nullptr && *calls != Json::array()) || *role == "tool" || *role == "function")
       return make_status(StatusCode::kUnsupported, "'messages[{}]' is about tools, which are not supported here", i)
           .about({"messages"});
-    // An assistant's may be null, as in an answer without text.
+    // The content of an assistant's message may be null, as in an answer without text.
     if (find_field(each, "content") == nullptr && !(*role == "assistant" && each.contains("content")))
       return invalid_argument("'messages[{}].content' is missing", i).about({"messages"});
     KVASIR_ASSIGN_OR_RETURN(std::string content, read_content(each, i));
@@ -341,7 +341,7 @@ Result<std::vector<Message>> read_messages(const Json& body) {
   return messages;
 }
 
-// add_generation_prompt and continue_final_message, as vLLM has them.
+// Reads add_generation_prompt and continue_final_message, as in vLLM.
 Status read_prompt_end(const Json& body, RequestOptions& options) {
   const bool opens_given = find_field(body, "add_generation_prompt") != nullptr;
   const bool continues_given = find_field(body, "continue_final_message") != nullptr;
@@ -413,9 +413,9 @@ Result<ApiRequest> read_request(const Json& body, bool chat, const SamplingOptio
     return invalid_argument("'echo' with 'logprobs' cannot be streamed; omit one of them").about({"echo"});
   if (request.echo && request.logprobs) {
     generate.prompt_logprobs = generate.logprobs;
-    request.options.bypass = true;  // a prefix from the cache has no probabilities
+    request.options.bypass = true;  // a cached prefix has no log-probabilities
   }
-  // The best are those of the highest mean log probability.
+  // best_of chooses by the mean log-probability.
   if (request.options.samples > request.n) generate.logprobs = std::max(generate.logprobs, 0);
   return request;
 }

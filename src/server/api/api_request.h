@@ -1,4 +1,4 @@
-// What a client asks: bodies of the OpenAI API as requests of the engine.
+// Reads bodies of the OpenAI API as requests of the engine.
 // Thread-safety: pure functions.
 #pragma once
 
@@ -24,31 +24,31 @@ struct ApiRequest {
   bool chat = false;
   bool stream = false;
   bool include_usage = false;      // stream_options.include_usage
-  bool echo = false;               // of completions: the prompt stands in front of the text
+  bool echo = false;               // of completions: the answer's text begins with the prompt
   bool logprobs = false;           // asked for by the client
-  bool token_limit_given = false;  // otherwise options.generate.max_tokens is the API's default: none, or 16
-  int n = 1;                       // choices of each prompt: the best of options.samples
+  bool token_limit_given = false;  // false: options.generate.max_tokens is the API's default: none, or 16
+  int n = 1;                       // choices per prompt: the best n of options.samples
   std::string model;               // "" if the request names none
   std::string session;             // name of the session that it continues; "" for none
   std::vector<ApiPrompt> prompts;  // of completions; choice i of prompt p has index p * n + i
   KvHints hints;
-  RequestOptions options;  // of each prompt; of a chat, with its messages
+  RequestOptions options;  // for each prompt; for a chat, with its messages
 };
 
 inline constexpr std::size_t kMostPrompts = 64;
-inline constexpr int kMostSamples = 128;  // of all prompts together
+inline constexpr int kMostSamples = 128;  // for all prompts together
 
-// Parses a JSON object of at most 64 levels. Errors: kInvalidArgument with the place.
+// Parses a JSON object of at most 64 levels. Errors: kInvalidArgument with the reason.
 Result<nlohmann::json> parse_body(std::string_view body);
 
 // Reads the body of POST /v1/chat/completions, or of /v1/completions. Fields that are unknown are ignored. Errors:
 // kInvalidArgument for a value of the wrong type or out of range, kUnsupported for a field that cannot be honoured;
-// both are about() the field. What takes the model to judge (roles, token ids, the policy) is not checked here.
-// `sampling`: of requests that give no temperature. With a temperature, what is absent is as in OpenAI's API: the
-// distribution is not cut.
+// both are about() the field. Roles, token ids and the policy are not checked here. `sampling`: for requests that give
+// no temperature. If they give one, absent fields default as in OpenAI's API: the distribution is not truncated.
 Result<ApiRequest> read_request(const nlohmann::json& body, bool chat, const SamplingOptions& sampling);
 
-// Reads only what makes the prompt: messages and chat_template_kwargs of a chat, or prompts. Errors: as read_request.
+// Reads only the fields of the prompt: messages and chat_template_kwargs of a chat, or prompts. Errors: as
+// read_request.
 Result<ApiRequest> read_prompts(const nlohmann::json& body, bool chat);
 
 // Whether `id` may name a session: 1 to 64 letters, digits, '-' and '_'.

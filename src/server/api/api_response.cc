@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Messages repeat what a client sent, which may be large.
+// Messages quote the client's input, which may be large.
 std::string shortened(std::string_view message) {
   constexpr std::size_t kMost = 1000;
   return message.size() <= kMost ? std::string(message) : std::string(message.substr(0, kMost)) + " ...";
@@ -40,13 +40,13 @@ Json chat_logprobs(std::span<const GeneratedToken> tokens) {
   return {{"content", std::move(content)}, {"refusal", nullptr}};
 }
 
-// Characters that begin in some bytes.
+// The number of characters that begin in these bytes.
 std::size_t characters(std::string_view bytes) {
   return static_cast<std::size_t>(std::ranges::count_if(bytes, [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
-// How the tokens of a prompt stand in the text that the answer shows of it. A tokenizer may put a token such as "<s>"
-// or a space in front of that text, and decoding token ids may leave such a space out.
+// Aligns the tokens of a prompt with the text that the answer shows of it. A tokenizer may put a token such as "<s>" or
+// a space in front of the text, and decoding token ids may omit such a space.
 class EchoedPrompt {
  public:
   EchoedPrompt(std::span<const std::string> pieces, std::string_view echo) : echo_(echo) {
@@ -55,7 +55,7 @@ class EchoedPrompt {
     if (all.ends_with(echo)) in_front_ = all.size() - echo.size();
   }
 
-  // Returns what the text shows of the next piece.
+  // Returns the part of the next piece that the text shows.
   std::string_view shown(std::string_view piece) {
     std::size_t hidden = std::min(in_front_, piece.size());
     in_front_ -= hidden;
@@ -73,20 +73,20 @@ class EchoedPrompt {
   std::size_t in_front_ = 0, at_ = 0;  // bytes
 };
 
-// Log-probabilities as completions have them: parallel lists.
+// Log-probabilities in the form of completions: parallel lists.
 class LogprobLists {
  public:
   explicit LogprobLists(std::size_t* offset) : offset_(*offset) {}
 
-  // `shown`: what the text has of the token.
+  // `shown`: the part of the token that the text shows.
   void add(const GeneratedToken& token, std::string_view shown) {
-    // Clients look up the token itself, likely or not.
+    // Clients expect the chosen token among the top ones, likely or not.
     Json top = {{token_name(token.token.bytes), token.token.log_probability}};
     for (const TokenChoice& choice : token.likeliest) top[token_name(choice.bytes)] = choice.log_probability;
     add(token.token.bytes, token.token.log_probability, std::move(top), shown);
   }
   void add(const GeneratedToken& token) { add(token, token.hidden ? std::string_view() : token.token.bytes); }
-  // A token without a log-probability: the first of a prompt.
+  // Adds the first token of a prompt, which has no log-probability.
   void add_first(std::string_view piece, std::string_view shown) { add(piece, nullptr, nullptr, shown); }
   Json json() && {
     return {{"tokens", std::move(tokens_)},
@@ -108,7 +108,7 @@ class LogprobLists {
   Json tokens_ = Json::array(), values_ = Json::array(), top_ = Json::array(), offsets_ = Json::array();
 };
 
-// `end`: of the end token, which completions list and chats do not; may be null.
+// `end`: the end token, which completions list and chats do not; may be null.
 Json logprobs_of(const AnswerHead& head, std::span<const GeneratedToken> tokens, const GeneratedToken* end,
                  bool logprobs, std::size_t* offset) {
   if (!logprobs) return nullptr;
@@ -147,7 +147,7 @@ Json object_of(const AnswerHead& head, std::string_view object) {
 }
 
 Json sampling_of(const AnswerHead& head) {
-  // As decimal numbers: the nearest double of a float has digits that nobody gave.
+  // Prints floats as short decimals: their conversion to double would show digits that nobody gave.
   const auto number = [](float value) { return Json::parse(fmt::format("{}", value)); };
   const SamplingOptions& sampling = head.sampling;
   return {{"temperature", number(sampling.temperature)},
@@ -293,7 +293,7 @@ int http_status(const Status& status) {
 
 Json error_of(const Status& status) {
   std::string message = status.message();
-  // The words by which LangChain and others know an overflow.
+  // LangChain and others recognise an overflow by these words.
   if (message.find("maximum context length") != std::string::npos) message.insert(0, "the prompt is too long: ");
   return {{"error",
            {{"message", shortened(message)},

@@ -15,17 +15,17 @@
 
 namespace kvasir::server {
 
-// What all parts of one answer have in common.
+// The fields that all parts of one answer have in common.
 struct AnswerHead {
   bool chat = false;
   std::string id;  // "chatcmpl-..." or "cmpl-..."
   std::int64_t created = 0;
   std::string model;
   SamplingOptions sampling;  // of this answer
-  bool usage_comes = false;  // a stream that ends with a chunk of usage: the others say "usage": null
+  bool usage_comes = false;  // the stream ends with a chunk of usage; its other chunks have "usage": null
 };
 
-// Returns "length" for whatever cut the answer short, and otherwise "stop". The object "kv" has the exact reason.
+// Returns "length" if anything cut the answer short, otherwise "stop". The object "kv" has the exact reason.
 std::string_view api_finish_reason(FinishReason reason);
 
 // Tokens of all prompts and all samples of an answer.
@@ -40,26 +40,26 @@ nlohmann::json usage_of(const Usage& usage);
 struct Choice {
   int index = 0;
   const GenerateResult* result = nullptr;
-  std::string_view echo;                // stands in front of its text
-  std::span<const std::string> pieces;  // of the prompt's tokens, where its log-probabilities are reported
-  std::int64_t most_tokens = -1;        // the limit of its tokens that the server set; -1: the client set one
+  std::string_view echo;                // precedes the choice's text
+  std::span<const std::string> pieces;  // of the prompt's tokens, if its log-probabilities are reported
+  std::int64_t most_tokens = -1;        // the limit of tokens that the server set; -1: the client set one
 };
 
-// The object "kv": what the cache kept of the text, and why the text ended. The figures are those of one choice.
+// Returns the object "kv": what the cache kept of the choice's text, and why the text ended.
 nlohmann::json kv_of(const Choice& choice);
 
-// The whole answer. REQUIRES: choices not empty, in order of index.
+// Returns a whole answer. REQUIRES: choices not empty, in order of index.
 nlohmann::json answer_of(const AnswerHead& head, std::span<const Choice> choices, const Usage& usage, bool logprobs);
 
-// Parts of a stream. Each choice begins with its first chunk (chat: its role; otherwise `echo` of the prompt) and ends
-// with its last (with the reason). `logprobs`: whether to report `tokens`, those of this part. `offset`: where the
-// choice's text goes on, in characters; moved on.
+// Parts of a stream. Each choice begins with a first chunk (chat: the role; completion: Choice::echo) and ends with a
+// last chunk (the finish reason). `tokens`: of this part; reported if `logprobs`. `offset`: characters of the choice's
+// text so far; advanced.
 nlohmann::json first_chunk(const AnswerHead& head, const Choice& choice, std::size_t* offset);
 nlohmann::json text_chunk(const AnswerHead& head, int index, std::string_view text,
                           std::span<const GeneratedToken> tokens, bool logprobs, std::size_t* offset);
 nlohmann::json last_chunk(const AnswerHead& head, const Choice& choice, std::span<const GeneratedToken> tokens,
                           bool logprobs, std::size_t* offset);
-// Of the whole stream: chunks without a choice.
+// Chunks of the whole stream, without a choice.
 nlohmann::json usage_chunk(const AnswerHead& head, const Usage& usage);
 nlohmann::json extra_chunk(const AnswerHead& head);
 

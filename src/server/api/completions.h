@@ -21,19 +21,19 @@ namespace kvasir::server {
 
 class Completions {
  public:
-  // What `deck` refers to must outlive this.
+  // The objects that `deck` refers to must outlive this.
   explicit Completions(const FlightDeck& deck);
 
   // This must outlive the router.
   void add_routes(Router& router);
 
-  // From now on requests are refused: the server is going down.
+  // Refuses requests from now on: the server is going down.
   void begin_drain() { draining_ = true; }
 
   // Ends all requests with an error: the time to drain is over.
   void cut_off();
 
-  // Refuses requests that have waited longer than FlightDeck::queue_timeout. To be called several times a second.
+  // Refuses requests that have waited longer than FlightDeck::queue_timeout. Called several times a second.
   void tick();
 
  private:
@@ -44,7 +44,7 @@ class Completions {
   void find_session(Exchange exchange);
   void list_sessions(Exchange exchange);
   void delete_session(Exchange exchange);
-  // Returns false, having refused the request, where there are no sessions or the id is none.
+  // Refuses the request and returns false if the server has no sessions or the id is invalid.
   bool has_sessions(const Exchange& exchange) const;
 
   FlightDeck deck_;

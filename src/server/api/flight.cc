@@ -20,7 +20,7 @@ HttpFields retry_fields(int http) {
   return fields;
 }
 
-// `code`: in place of that of the status; empty: that.
+// `code`: replaces the status' own code; empty: keeps it.
 Json error_with(int http, const Status& status, std::string_view code) {
   return code.empty() ? error_of(status) : error_of(http, status.message(), code);
 }
@@ -76,11 +76,11 @@ void Flight::prepared() {
   if (!request().model.empty() && request().model != deck_.model)
     return refuse(404, unknown_model(request().model, deck_.model), "unknown_model", "model_not_found");
   RequestOptions& options = ready_.request.options;
-  // A NUL, which no salt of the server's has, keeps the two apart.
+  // A NUL, which no salt of the server contains, separates the two.
   if (!options.salt.empty()) options.salt.insert(options.salt.begin(), '\0');
   options.salt.insert(0, exchange_.caller.salt);
   options.tenant = exchange_.caller.tenant_number;
-  // A tenant may put its own requests behind others', not in front of them.
+  // A tenant may lower the priority of its requests, not raise it above others'.
   if (exchange_.caller.tenant_number != 0) options.priority = std::max(options.priority, 0);
   options.priority += exchange_.caller.priority;
   record_.set_samples(options.samples * static_cast<int>(std::max<std::size_t>(1, ready_.prompts.size())));
@@ -153,7 +153,7 @@ Status Flight::submit_part(std::size_t part, RequestOptions options) {
   listener.happened = [self = shared_from_this(), part](const Event& event) {
     try {
       self->happened(part, event);
-    } catch (const std::bad_alloc&) {  // the events of others come behind this one
+    } catch (const std::bad_alloc&) {  // must not reach the caller, which has events of other requests left
       self->end_without_memory();
     }
   };
@@ -175,7 +175,7 @@ void Flight::accepted(const Status& status) {
 void Flight::begin_stream() {
   if (!request().stream || std::exchange(streams_, true)) return;
   exchange_.answer->begin_stream();
-  std::string chunks;  // one write, however many choices there are
+  std::string chunks;  // one write for all choices
   for (std::size_t part = 0; part < samples_.parts().size(); ++part)
     for (std::size_t sample = 0; sample < samples_.part(part).samples.size(); ++sample)
       chunks +=
@@ -257,7 +257,6 @@ void Flight::add_extras(Json& answer) const {
   answer["session"]["bytes"] = session_.saved_bytes();
 }
 
-// The server shuts down while the answer is under way.
 void Flight::cut_off() {
   if (over_) return;
   if (samples_.parts().empty()) {
@@ -269,7 +268,7 @@ void Flight::cut_off() {
   tell_failure(503, error_of(503, kCutOff, kShutdown));
 }
 
-// Ends the answer with an error, in the form that it has begun in.
+// Ends the answer with an error: as a body, or in a stream that has begun.
 void Flight::tell_failure(int http, const Json& error) {
   if (!streams_) {
     exchange_.send_json(http, text_of(error), retry_fields(http));
@@ -280,7 +279,7 @@ void Flight::tell_failure(int http, const Json& error) {
   release_all();
 }
 
-// The answer cannot be completed. `code`: of the error; empty: that of the status.
+// Fails an answer that cannot be completed. `code`: of the error; empty: that of the status.
 void Flight::fail(int http, const Status& status, std::string_view code) {
   record_.report_fault(http, status);
   report_finished("error", streams_ ? 200 : http);
@@ -288,14 +287,14 @@ void Flight::fail(int http, const Status& status, std::string_view code) {
 }
 
 void Flight::fail(const Status& status) {
-  // What is not about the policy, which the text has outgrown, is about the server's memory.
+  // Except where the text has outgrown its policy, exhaustion is about the server's memory.
   const std::vector<std::string_view>& settings = status.settings();
   const bool memory =
       status.code() == StatusCode::kResourceExhausted && (settings.empty() || settings.front() != "policy");
   memory ? fail(503, in_body(status), "no_memory") : fail(http_status(status), status, "");
 }
 
-// Where the system has no memory even for the error, the connection closes.
+// Closes the connection if there is no memory even for the error.
 void Flight::end_without_memory() {
   try {
     fail(503, exhausted("the server has no memory left for the answer; try again later"), "no_memory");
@@ -306,13 +305,13 @@ void Flight::end_without_memory() {
   }
 }
 
-// The request was not taken.
+// Refuses a request that was not taken.
 void Flight::refuse(int http, const Status& status, std::string_view reason, std::string_view code) {
   record_.report_refused(reason);
   tell_failure(http, error_with(http, status, code));
 }
 
-// The client has gone.
+// Called when the client has gone.
 void Flight::leave() {
   if (std::exchange(over_, true)) return;
   cancelled_ = true;
@@ -320,7 +319,7 @@ void Flight::leave() {
   release_all();
 }
 
-// Gives back all that the flight holds. While the session is being opened or written, it and its name come later.
+// Gives back everything that the flight holds. A session that is being opened or written is given back after that.
 void Flight::release_all() {
   over_ = cancelled_ = true;
   if (samples_.left() > 0)
@@ -332,7 +331,7 @@ void Flight::release_all() {
   exchange_.caller.hold.reset();
 }
 
-// The policy of an answer that is cut off.
+// The policy of an answer that ends before its samples report one.
 std::string Flight::policy_so_far() const {
   if (session_.opened().session != nullptr) return session_.opened().kv.policy;
   PlanRequest request;
@@ -344,7 +343,7 @@ std::string Flight::policy_so_far() const {
   return plan.ok() ? plan->policy : request.policy;
 }
 
-// Once: a client that leaves while the end is told changes nothing.
+// Sets over_ first, so that a client that leaves meanwhile changes nothing.
 void Flight::report_finished(std::string_view finish_reason, int http) {
   over_ = true;
   const std::string& policy = samples_.first().result.kv.policy;

@@ -1,8 +1,8 @@
 // One completion under way: from its body to the end of its answer.
 //
-// The body is prepared on the text thread (server/api/prepare.h). Each prompt then is a request of the engine; their
-// samples are the answer's choices. A completion of a session first opens it, and writes it back before the answer
-// ends. Thread-safety: the I/O thread's alone, but for what prepare() says.
+// The body is prepared on the text thread (server/api/prepare.h). Each prompt then becomes a request of the engine; the
+// samples are the answer's choices. A completion of a session first opens the session, and writes it back before the
+// answer ends. Thread-safety: the I/O thread's alone, except prepare().
 #pragma once
 
 #include <atomic>
@@ -23,15 +23,15 @@
 
 namespace kvasir::server {
 
-// What flights share; outlives them.
+// What all flights share. Outlives them.
 struct FlightDeck {
   StepThread& steps;
   TextThread& texts;
   Traffic& traffic;
-  SessionDesk* sessions;     // null: there are none
+  SessionDesk* sessions;     // null: the server has no sessions
   std::string model;         // as clients name it
-  std::string policy;        // of requests that name none; empty: the engine's default
-  SamplingOptions sampling;  // of requests that give no temperature
+  std::string policy;        // for requests that name none; empty: the engine's default
+  SamplingOptions sampling;  // for requests that give no temperature
   // How long a request may wait for its first pass before it is refused with 503; 0: for ever. With a limit a stream
   // begins with the first pass, so that it can still be refused.
   std::chrono::seconds queue_timeout{0};
@@ -39,21 +39,21 @@ struct FlightDeck {
 
 class Flight : public std::enable_shared_from_this<Flight> {
  public:
-  // Flights live as long as somebody may call them. `head`: its id and its time; the rest is filled in.
-  // `session`: of POST /v1/sessions/{id}; see Preparation.
+  // A flight lives as long as a callback refers to it. `head`: needs id and time; the rest is filled in. `session`: of
+  // POST /v1/sessions/{id}; see Preparation.
   Flight(const FlightDeck& deck, AnswerHead head, Exchange exchange, std::string session = {});
 
   void start();
 
-  // Refuses the request if it came before `latest` and has not had a pass.
+  // Refuses the request if it arrived before `latest` and has not had a pass.
   void wait_until(std::chrono::steady_clock::time_point latest);
 
-  // Ends what is left of the answer with an error: the server is shutting down.
+  // Ends the answer with an error: the server is shutting down.
   void cut_off();
 
  private:
   void prepare();   // on the text thread: reads body_ and writes ready_
-  void prepared();  // from here on ready_ is the I/O thread's
+  void prepared();  // on the I/O thread, which owns ready_ from here on
   void opened(const Status& status);
   void submit();
   Status submit_part(std::size_t part, RequestOptions options);
@@ -81,14 +81,14 @@ class Flight : public std::enable_shared_from_this<Flight> {
   Exchange exchange_;
   std::string session_route_;
   std::string body_;
-  bool no_memory_ = false;  // for the body
+  bool no_memory_ = false;  // no memory for a copy of the body
   Status preparation_;
   ReadyRequest ready_;
   Samples samples_{ready_};
   SessionHold session_;
   FlightRecord record_;
   bool streams_ = false;                 // the stream has begun
-  bool over_ = false;                    // nothing more is told to anybody
+  bool over_ = false;                    // nothing more is sent or reported
   std::atomic<bool> cancelled_ = false;  // over_, for the text thread
 };
 

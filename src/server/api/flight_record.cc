@@ -59,7 +59,7 @@ void FlightRecord::report_fault(int http, const Status& status) {
   if (http >= 500) traffic_.on_fault(record_, http, status.message());
 }
 
-// The times of an answer that is cut off, as far as they have been told: of its first pass, the end.
+// Sets the times of an answer that is cut off: until its first pass, and until now.
 void FlightRecord::note_times_so_far() {
   record_.queue_seconds = seconds_between(arrived_, first_event_);
   const bool reads = record_.first_token_seconds < 0;

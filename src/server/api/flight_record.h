@@ -1,4 +1,4 @@
-// What the log, the metrics and the usage records hear of one completion.
+// Reports one completion to the log, the metrics and the usage records.
 // Thread-safety: the I/O thread's alone.
 #pragma once
 
@@ -20,18 +20,18 @@ class FlightRecord {
   FlightRecord(Traffic& traffic, const std::string& id, const Exchange& exchange);
 
   Clock::time_point arrived() const { return arrived_; }
-  bool began() const { return began_; }  // it has had a pass
+  bool began() const { return began_; }  // the request has had a pass
 
-  void set_samples(int samples) { record_.samples = samples; }  // of all prompts
+  void set_samples(int samples) { record_.samples = samples; }  // for all prompts
   void set_session(const std::string& id) { record_.session = id; }
   void note_event();
   void note_text(Samples::Sample& sample);
   // Reports tokens during a request, so that a killed server loses less than a second of them.
   void note_progress(const Samples& samples);
 
-  // The request was not taken; `reason`: see TrafficObserver::on_refused.
+  // Reports a request that was not taken. `reason`: see TrafficObserver::on_refused.
   void report_refused(std::string_view reason);
-  // Logs what is the server's fault; does nothing for what is the request's.
+  // Reports a fault of the server; does nothing if the request is at fault.
   void report_fault(int http, const Status& status);
   void report_finished(std::string_view finish_reason, int http, std::string policy, const Samples& samples);
 
@@ -44,7 +44,7 @@ class FlightRecord {
   RequestRecord record_;
   bool began_ = false;
   bool finished_ = false;          // report_finished was called: later calls do nothing
-  Clock::time_point first_event_;  // if so: when that was told
+  Clock::time_point first_event_;  // when the first event arrived; set if began_
   Clock::time_point arrived_ = Clock::now();
   Clock::time_point progress_told_ = arrived_;
 };

@@ -1,6 +1,6 @@
-// Fields of a JSON body, read and checked one by one.
-// Errors are kInvalidArgument, say what the field must be, and are about() it. A field that is absent or null leaves
-// the value as it was.
+// Reads and checks fields of a JSON body one by one.
+// Errors are kInvalidArgument, say what the field must be, and name it by about(). A field that is absent or null
+// leaves the value as it was.
 // Thread-safety: pure functions.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace kvasir::server {
 
-// Field names are string literals: a Status refers to them.
+// REQUIRES: field names are string literals, to which a Status refers.
 Status wrong_field(const char* field, std::string_view needs);
 
 // Returns the field's value; null if it is absent or null.
@@ -24,10 +24,10 @@ Status read_field(const nlohmann::json& body, const char* field, bool& value);
 Status read_field(const nlohmann::json& body, const char* field, std::string& value);
 Status read_field(const nlohmann::json& body, const char* field, float& value);
 Status read_field(const nlohmann::json& body, const char* field, double& value);
-// The same for a string of at most `most` bytes.
+// Reads a string of at most `most` bytes.
 Status read_text(const nlohmann::json& body, const char* field, std::size_t most, std::string& value);
 
-// Returns a whole number; also one that is written as 5.0, as some clients do.
+// Returns a whole number, which some clients write as 5.0.
 std::optional<std::int64_t> whole_number(const nlohmann::json& value);
 
 // Returns the field as a whole number from `least` to `most`, or nothing if it is absent.

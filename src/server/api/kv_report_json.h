@@ -1,4 +1,4 @@
-// What answers and the --json of commands say alike of keys and values that left the cache's pages. Json: an
+// Reports keys and values outside the cache's pages as JSON, for answers and for --json of commands. Json: an
 // nlohmann::basic_json, ordered or not.
 #pragma once
 
@@ -15,8 +15,8 @@ Json fetched_json(const KvReport::Fetched& fetched) {
           {"seconds", fetched.seconds}};
 }
 
-// Adds `windows` and `states` where layers of the model keep windows of their own or states, and `demotion` and
-// `offload` where the policy demotes or offloads.
+// Adds `windows` and `states` if layers of the model have them, and `demotion` and `offload` if the policy demotes or
+// offloads.
 template <class Json>
 void add_places(const KvReport& kv, Json* json) {
   for (const KvReport::WindowGroup& group : kv.windows)

@@ -14,12 +14,12 @@
 namespace kvasir::server {
 namespace {
 
-// Settings of the server that a refusal names, and what it says then.
+// Server settings that a refusal may name, and the text added for each.
 constexpr std::pair<std::string_view, std::string_view> kOfServer[] = {{"kv_memory", " [the server's --kv-memory]"},
                                                                        {"demote_size", " [the server's --demote-size]"},
                                                                        {"demote_dir", " [the server's --demote-dir]"}};
 
-// Bytes of text in a request of a session: it is rendered and tokenized between two passes.
+// Most bytes of text in a request of a session, because it is rendered and tokenized between two passes.
 constexpr std::size_t kMostSessionText = std::size_t{256} << 10;
 
 Status check_session_text(const ApiRequest& request) {
@@ -33,14 +33,14 @@ Status check_session_text(const ApiRequest& request) {
       .about({"session"});
 }
 
-// Whether a field is there and asks for more than its default.
+// Whether a field is present and not its default.
 bool asks(const nlohmann::json& json, const char* field, int usual) {
   const auto found = json.find(field);
   if (found == json.end() || found->is_null() || *found == false) return false;
   return !found->is_number_integer() || *found != usual;
 }
 
-// POST /v1/sessions/{id} answers with the session, once its text has been read.
+// Refuses fields about generation: POST /v1/sessions/{id} only reads text and answers with the session.
 Status check_session_route(const nlohmann::json& json) {
   constexpr std::pair<const char*, int> kFields[] = {
       {"n", 1},      {"best_of", 1}, {"max_tokens", 0}, {"max_completion_tokens", 0},
@@ -55,7 +55,7 @@ Status check_session_route(const nlohmann::json& json) {
   return {};
 }
 
-// A session that is only restored runs as it was saved.
+// Refuses options of a session that is only restored, which runs as it was saved.
 Status check_restore(const nlohmann::json& json) {
   if (const auto kv = json.find("kv"); kv != json.end() && kv->is_object())
     for (const auto& [field, name] :
@@ -66,7 +66,7 @@ Status check_restore(const nlohmann::json& json) {
   return {};
 }
 
-// A session's text is in its file and not in the prefix cache: there is nothing to pin or to keep.
+// Refuses pin and ttl: a session's text is in its file, not in the prefix cache.
 Status check_no_prefix(const nlohmann::json& json, KvHints& hints) {
   if (const auto kv = json.find("kv"); kv != json.end() && kv->is_object())
     for (const auto& [field, name] : {std::pair{"pin", "kv.pin"}, std::pair{"ttl", "kv.ttl"}})
@@ -81,8 +81,8 @@ Status check_no_prefix(const nlohmann::json& json, KvHints& hints) {
   return {};
 }
 
-// Without a limit of the client's the answer ends where context or memory do, or, where neither ever does, with as
-// many tokens as the trained context has.
+// Sets the limit of tokens if the client gave none: the rest of the context or of memory, or, under a policy that
+// neither ends, the trained context.
 Status limit(const StepThread& steps, RequestOptions& options, ReadyPrompt& ready) {
   PlanRequest request;
   request.policy = options.policy;
@@ -96,7 +96,7 @@ Status limit(const StepThread& steps, RequestOptions& options, ReadyPrompt& read
   return {};
 }
 
-// Checks that each prompt can run, so that the answer to the first does not begin before another is refused.
+// Checks that every prompt can run, so that none is refused after the answer has begun.
 Status check_all_fit(const StepThread& steps, const RequestOptions& options, int tenant,
                      const std::vector<ReadyPrompt>& prompts) {
   for (std::size_t i = 0; i < prompts.size(); ++i) {
@@ -184,7 +184,7 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
   RequestOptions& options = ready.request.options;
   if (!ready.request.session.empty()) {
     KVASIR_RETURN_IF_ERROR(check_session_text(ready.request));
-    // Only the session knows how much of its context is left; generation ends when nothing is.
+    // Only the session knows how much of its context is left; generation ends when it is used up.
     if (options.generate.max_tokens < 0) options.generate.max_tokens = steps.model().context;
     if (!options.messages.empty()) {
       KVASIR_ASSIGN_OR_RETURN(options.protect, steps.text().system_tokens(options.messages));

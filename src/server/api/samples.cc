@@ -5,7 +5,7 @@
 namespace kvasir::server {
 namespace {
 
-// Mean log-probability of the tokens, by which the best of several samples are chosen.
+// The mean log-probability of the tokens, by which best_of chooses samples.
 double mean_log_probability(const GenerateResult& result) {
   double sum = 0;
   for (const GeneratedToken& token : result.choices) sum += token.token.log_probability;

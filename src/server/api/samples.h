@@ -1,4 +1,4 @@
-// The samples of one completion as far as they have come, and the choices of its answer.
+// The progress of one completion's samples, and the choices of its answer.
 // Thread-safety: the I/O thread's alone.
 #pragma once
 
@@ -17,11 +17,11 @@ class Samples {
  public:
   struct Sample {
     GenerateResult result;
-    std::size_t offset = 0;  // characters of its text that were told
+    std::size_t offset = 0;  // characters of its text sent so far
     std::chrono::steady_clock::time_point newest_text;
-    std::int64_t texts = 0;  // that were told; each is of one token at least
+    std::int64_t texts = 0;  // number of texts sent; each has at least one token
   };
-  // Those of one prompt, which is one request of the engine.
+  // The samples of one prompt, which is one request of the engine.
   struct Part {
     Ticket ticket{};
     std::vector<Sample> samples;
@@ -31,7 +31,7 @@ class Samples {
   // `request` must outlive this.
   explicit Samples(const ReadyRequest& request) : request_(request) {}
 
-  // Makes the parts of the request. Until then there are none.
+  // Makes the parts of the request. Before this there are none.
   void begin();
   const std::vector<Part>& parts() const { return parts_; }
   Part& part(std::size_t number) { return parts_[number]; }
@@ -41,11 +41,11 @@ class Samples {
   void end(Sample& sample, const GenerateResult& result);
   std::size_t left() const { return left_; }  // that have not ended
 
-  // The choice that a sample is, where each sample is one.
+  // The choice of a sample. REQUIRES: every sample is a choice.
   Choice choice_of(std::size_t part, std::size_t sample) const;
   // The `n` best of each part, in order.
   std::vector<Choice> best_choices() const;
-  // Of samples that have not ended, what was read and told of them.
+  // The usage so far: for samples that have not ended, the tokens read and sent.
   Usage usage() const;
 
  private:

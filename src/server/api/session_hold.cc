@@ -13,14 +13,14 @@ namespace {
 
 using Json = nlohmann::json;
 
-// What a request makes where it names a session that there is not yet. Errors: session files could not hold it; the
-// message says what to send instead.
+// Returns the options of a session that a request makes. Errors: session files cannot save its policy; the message says
+// what to send instead.
 Result<SessionOptions> fresh_session(const RequestOptions& options, const std::string& servers) {
   SessionOptions fresh{.policy = with_demotion(options.policy.empty() ? servers : options.policy, options.demote),
                        .protect = options.protect,
                        .codec = options.codec};
   const Result<PolicySpec> spec = PolicySpec::parse(fresh.policy);
-  if (!spec.ok()) return fresh;  // the default, or none: the engine says why
+  if (!spec.ok()) return fresh;  // the default, or a malformed spec, which the engine refuses
   const Status saveable = check_saveable(*spec);
   if (saveable.ok()) return fresh;
   const bool demotes = spec->demotion.has_value();
@@ -34,7 +34,7 @@ Result<SessionOptions> fresh_session(const RequestOptions& options, const std::s
 
 }  // namespace
 
-// A session's own limits, and the length of its context, are not the server's lack of memory or disk.
+// Distinguishes a session's own limits from a lack of the server's memory or disk.
 SessionFault fault_of_session(const Status& status) {
   if (status.code() != StatusCode::kResourceExhausted) return {http_status(status), ""};
   const std::vector<std::string_view>& settings = status.settings();

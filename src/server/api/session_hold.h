@@ -1,4 +1,4 @@
-// The session that one completion continues: its name is taken, it is opened, written, and given back.
+// Holds the session that one completion continues: takes its name, opens it, writes it and gives it back.
 // Thread-safety: the I/O thread's alone; callbacks are called there.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace kvasir::server {
 
-// How an error of opening or writing a session is told.
+// How an error of opening or writing a session is reported.
 struct SessionFault {
   int http = 0;
   std::string_view code;  // empty: that of the error
@@ -25,20 +25,20 @@ class SessionHold {
   // Both must outlive this. `desk`: null where there are no sessions.
   SessionHold(SessionDesk* desk, StepThread& steps) : desk_(desk), steps_(steps) {}
 
-  // Returns false while another request has the session. REQUIRES, as of the calls below: a desk.
+  // Takes a session. Returns false while another request has it. REQUIRES, as the calls below: a desk.
   bool take(SessionName name);
-  // Opens it, or if there is none and `create` makes it as `options` and the server's default policy say. `opened` and
-  // `saved` must keep this alive. Errors: as SessionDesk; session files could not hold what would be made.
+  // Opens the session. If there is none and `create`, makes it from `options` and the server's default policy. `opened`
+  // and `saved` must keep this alive. Errors: as SessionDesk; session files cannot save the policy.
   void open(const RequestOptions& options, const std::string& default_policy, bool create,
             std::function<void(const Status&)> opened);
   // See SessionDesk::save.
   void save(std::function<bool()> wanted, std::function<void(const Status&)> saved);
-  // Gives back session and name. While it is being opened or written does nothing: call it again behind that.
+  // Gives back session and name. Does nothing while the session is being opened or written: call it again afterwards.
   void release();
 
   const OpenedSession& opened() const { return session_; }
-  std::uint64_t saved_bytes() const { return bytes_; }  // 0: it was not saved
-  // Returns the object "session" of an answer. `kv`: of the session now.
+  std::uint64_t saved_bytes() const { return bytes_; }  // 0: not saved
+  // Returns the object "session" of an answer. `kv`: the session's current report.
   nlohmann::json json(const KvReport& kv) const;
 
  private:
@@ -46,7 +46,7 @@ class SessionHold {
   StepThread& steps_;
   SessionName name_;
   bool took_ = false;
-  bool at_desk_ = false;  // it is being opened or written
+  bool at_desk_ = false;  // the session is being opened or written
   OpenedSession session_;
   std::uint64_t bytes_ = 0;
 };

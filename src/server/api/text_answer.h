@@ -1,4 +1,4 @@
-// Answers that are made on the text thread.
+// Makes answers on the text thread.
 // Thread-safety: the I/O thread's alone.
 #pragma once
 
@@ -11,8 +11,8 @@
 
 namespace kvasir::server {
 
-// Runs `work` on the text thread, and sends the body that it returns, or an error. `done` (may be empty) runs once on
-// the I/O thread before that, also where the request is refused.
+// Runs `work` on the text thread, and sends the body that it returns, or an error. Before that, `done` (may be empty)
+// runs once on the I/O thread, also if the request is refused.
 void answer_on(TextThread& texts, Exchange exchange, std::function<Result<std::string>(const Exchange&)> work,
                std::function<void()> done = {});
 

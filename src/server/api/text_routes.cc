@@ -55,7 +55,7 @@ void TextRoutes::add(Router& router, std::string_view path, Work work) {
   });
 }
 
-// Returns the body, which names no model but the server's.
+// Parses the body. Errors: also for the name of another model.
 Result<Json> TextRoutes::parse(const Exchange& exchange) const {
   KVASIR_ASSIGN_OR_RETURN(Json json, parse_body(exchange.request.body));
   std::string model;
@@ -158,7 +158,7 @@ Result<std::string> TextRoutes::plan(const Exchange& exchange) const {
   const Result<RequestPlan> found = steps_.plan(request);
   if (!found.ok()) return in_body(found.status());
   const RequestPlan& plan = *found;
-  // Only who may see the whole server learns what others leave free.
+  // Only callers that may see the whole server learn how much memory others leave free.
   Json used, free, fits_now;
   if (exchange.caller.sees_all) {
     const std::uint64_t bytes = steps_.report().engine.cache.bytes;

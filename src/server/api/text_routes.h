@@ -1,4 +1,4 @@
-// Routes about text and memory, without generating: what a prompt is as tokens, and what it would take.
+// Routes that do not generate: a prompt's tokens, and the memory that it would take.
 //
 //   POST /tokenize                      {prompt | messages, add_special_tokens, return_token_strs}
 //                                       -> {"tokens": [...], "count", "max_model_len", "token_strs"?}
@@ -23,7 +23,7 @@ namespace kvasir::server {
 
 class TextRoutes {
  public:
-  // `steps` and `texts` must outlive this. `model`: its name for clients. `policy`: of requests that name none; empty:
+  // `steps` and `texts` must outlive this. `model`: its name for clients. `policy`: for requests that name none; empty:
   // the engine's default.
   TextRoutes(const StepThread& steps, TextThread& texts, std::string model, std::string policy)
       : steps_(steps), texts_(texts), model_(std::move(model)), policy_(std::move(policy)) {}

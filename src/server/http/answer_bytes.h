@@ -18,33 +18,33 @@ class AnswerBytes {
 
   bool in_chunks() const { return in_chunks_; }
   bool streams() const { return streams_; }
-  // Whether the answer is complete, perhaps not written yet.
+  // Whether the answer is complete. It may not be written yet.
   bool ended() const { return ended_; }
 
-  // See HttpAnswer. `keep_alive`: whether another request may follow. REQUIRES: !ended(), and of send, add_fields and
-  // begin_stream !streams(), of write and end streams().
+  // See HttpAnswer. `keep_alive`: whether another request may follow. REQUIRES: !ended(); send, add_fields and
+  // begin_stream: !streams(); write and end: streams().
   void add_fields(const HttpFields& fields);
   void send(int status, std::string_view type, std::string_view body, const HttpFields& fields, bool keep_alive);
   void begin_stream(const HttpFields& fields, bool keep_alive);
   void write(std::string_view bytes);
   void end();
 
-  // Adds an interim answer, unless something else waits to be written.
+  // Adds an interim answer, unless other bytes wait to be written.
   void add_continue();
 
-  // Bytes behind those of unwritten().
+  // The number of bytes queued behind unwritten().
   std::size_t queued() const { return next_.size(); }
-  // Returns what is to be written now, whose storage stays valid until all of it has been written. Empty: nothing.
+  // Returns the bytes to write now; empty: none. They stay valid until all of them have been written.
   std::string_view unwritten();
   void wrote(std::size_t bytes) { written_ += bytes; }
 
  private:
-  HttpFields own_fields_;  // of the answer, in whichever form
+  HttpFields own_fields_;  // for the answer's header, from add_fields
   bool in_chunks_ = false;
   bool head_only_ = false;
   bool streams_ = false;
   bool ended_ = false;
-  std::string out_, next_;   // being written, and behind that
+  std::string out_, next_;   // bytes being written, and bytes behind them
   std::size_t written_ = 0;  // of out_
 };
 

@@ -22,7 +22,7 @@ void ClientWatch::begin(const Tell& tell) {
     char byte = 0;
     const auto got = error ? -1 : ::recv(socket_.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     if (error || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK)) return tell(Sign::kGone);
-    // Where bytes stay unread, beat() asks from now on, so that they do not wake this up for ever.
+    // Bytes that stay unread would wake this again and again: from now on only beat() checks.
     if (got != 0) return;
     tell(Sign::kShut);
     if (number_ != number) return;
@@ -38,7 +38,7 @@ void ClientWatch::stop() {
   beat_.cancel();
 }
 
-// Its timer keeps the connection while an answer is under way: nothing else may be pending then.
+// Its timer keeps the connection alive while an answer is under way, when nothing else may be pending.
 void ClientWatch::beat(const Tell& tell) {
   beat_.expires_after(beat_time_);
   beat_time_ = std::min(2 * beat_time_, kLongestBeat);

@@ -10,14 +10,14 @@
 
 namespace kvasir::server {
 
-// A client that has only shut down its sending side may still read. TCP tells it from one that has gone only once bytes
-// are sent, which the latter's side answers with a reset. Where the client has sent more bytes already, which hide its
-// leaving from a read, the state of the connection tells.
+// A client that has only shut down its sending side may still read. TCP distinguishes it from a client that has gone
+// only once bytes are sent, which are then answered with a reset. If the client has sent further bytes, which hide its
+// leaving from a read, the connection's TCP state shows it.
 class ClientWatch {
  public:
   enum class Sign {
-    kHere,  // told at least once a second
-    kShut,  // it sends no more: send bytes, and what comes back shows soon
+    kHere,  // reported at least once a second
+    kShut,  // it sends no more: send bytes to learn whether it has gone
     kGone,
   };
   using Tell = std::function<void(Sign)>;

@@ -1,4 +1,4 @@
-// One request with its answer, on the way through the server.
+// One request with its answer, on its way through the server.
 // Thread-safety: the I/O thread's alone.
 #pragma once
 
@@ -15,12 +15,12 @@ class Status;
 
 namespace kvasir::server {
 
-// Who asks. Without API keys everybody is the same caller, whose name is empty.
+// The sender of a request. Without API keys all requests have the same caller, whose name is empty.
 struct Caller {
   std::string tenant;     // name
   int tenant_number = 0;  // of the engine's tenants: RequestOptions::tenant
-  std::string salt;       // of the prefix cache, which no client can choose or know
-  int priority = 0;       // added to that of the request; less runs earlier
+  std::string salt;       // salt of the prefix cache; clients neither choose nor know it
+  int priority = 0;       // added to the request's; less runs earlier
   // Whether the caller may read figures of the whole server, which cover other tenants too.
   bool sees_all = false;
   // Counts the request as running while it lives. May be null; may be dropped on any thread.
@@ -31,7 +31,7 @@ struct Exchange {
   HttpRequest request;
   std::shared_ptr<HttpAnswer> answer;
   Caller caller;
-  std::string parameter;  // what stood in place of "{id}" in the route's path, percent-decoded
+  std::string parameter;  // text in place of "{id}" or "{path}" in the route's path, percent-decoded
 
   void send_json(int http, std::string body, const HttpFields& fields = {}) const;
   // Sends an error in the API's form.

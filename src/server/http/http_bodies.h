@@ -1,4 +1,4 @@
-// How much memory the bodies of requests take, and for whom.
+// Counts the memory that request bodies take, by account.
 // Thread-safety: the I/O thread's alone.
 #pragma once
 
@@ -11,8 +11,8 @@
 
 namespace kvasir::server {
 
-// Counts the bytes of request bodies by account. An account may hold as many bytes as are free: a single one gets half
-// of the room at most, so that a later one always finds some.
+// Counts the bytes of request bodies by account. An account may hold at most as many bytes as are free: a single
+// account gets at most half of the room, so that a later one always finds some.
 class HttpBodies {
  public:
   explicit HttpBodies(std::size_t room = 0) : room_(room) {}
@@ -35,7 +35,7 @@ class HttpBodies {
   std::map<std::string, std::size_t> accounts_;
 };
 
-// What one connection holds: the body of its request, then a whole answer.
+// The bytes that one connection holds: the body of its request, then a whole answer.
 class HeldBody {
  public:
   // `bodies` must outlive this.
@@ -44,8 +44,8 @@ class HeldBody {
   // REQUIRES: nothing is held.
   void set_account(std::string account) { account_ = std::move(account); }
   bool fits() const { return bodies_.fits(account_); }
-  // Counts so many bytes in place of those before. What was made of a large body leaves much memory between what stays,
-  // which the system gets back only on demand.
+  // Counts `bytes` in place of the earlier number. Processing a large body leaves much free memory in the heap, which
+  // only malloc_trim returns to the system.
   void hold(std::size_t bytes) {
     constexpr std::size_t kLarge = 1 << 20;
     if (bytes < kLarge && bytes_ >= kLarge) ::malloc_trim(0);

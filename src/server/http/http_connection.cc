@@ -31,8 +31,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kReadBytes = 64 << 10;
 constexpr std::string_view kComment = ": waiting\n\n";  // which no reader of a stream minds
 
-// A least rate. Each part of what passes, of as many bytes as the rate gives in `time`, may take `time`: who has passed
-// much at once gets no more time for the rest.
+// Enforces a least rate. The bytes are divided into parts of rate * time bytes, each of which may take `time`. Bytes
+// that come early give no extra time to later parts.
 class Pace {
  public:
   void begin() {
@@ -40,7 +40,7 @@ class Pace {
     bytes_ = 0;
   }
   void add(std::size_t bytes) { bytes_ += bytes; }
-  // How long the part under way may still take. `rate`: bytes a second.
+  // Returns the time left for the current part. `rate`: bytes a second.
   Clock::duration left(std::size_t rate, std::chrono::seconds time) {
     if (bytes_ >= rate * static_cast<std::size_t>(time.count())) begin();
     return began_ + time - Clock::now();
@@ -48,7 +48,7 @@ class Pace {
 
  private:
   Clock::time_point began_{};
-  std::size_t bytes_ = 0;  // of that part
+  std::size_t bytes_ = 0;  // of the current part
 };
 
 std::string request_id(std::string_view given) {
@@ -62,8 +62,8 @@ bool is_lost(const Error& error) {
   return error && (error.category() == asio::error::get_system_category() || error == asio::error::eof);
 }
 
-// One connection: it reads a request, waits for its answer, writes it, and reads the next. Lives as long as one of its
-// operations is pending.
+// Reads a request, waits for its answer, writes it, and reads the next. Lives as long as one of its operations is
+// pending.
 class Connection final : public HttpConnection, public std::enable_shared_from_this<Connection> {
  public:
   Connection(HttpShared& shared, tcp::socket socket, std::string address)
@@ -91,7 +91,7 @@ class Connection final : public HttpConnection, public std::enable_shared_from_t
   void close() override;
   void cut_off() override;
 
-  // Whether the answer of request `number` is under way. The calls below, by which HttpAnswer gives it, require that.
+  // Whether the answer to request `number` is under way. REQUIRED by the calls below, which implement HttpAnswer.
   bool answers(std::uint64_t number) const {
     return state_ == State::kAnswering && number == number_ && !answer_.ended();
   }
@@ -129,17 +129,17 @@ class Connection final : public HttpConnection, public std::enable_shared_from_t
   std::optional<std::list<HttpConnection*>::iterator> waits_;  // its place in HttpShared::waiting
   beast::flat_buffer buffer_;  // bounded: chunk extensions and trailers, which the parser does not limit, stay in it
   std::optional<http::request_parser<http::string_body>> parser_;
-  Pace body_pace_;            // of the client that sends it
-  HeldBody body_;             // the request's, then that of a whole answer
-  HttpRequest request_;       // without its body, and without fields behind a chunked one
+  Pace body_pace_;            // the client's, sending the body
+  HeldBody body_;             // of the request, then of a whole answer
+  HttpRequest request_;       // without its body, and without trailers of a chunked body
   std::uint64_t number_ = 0;  // of the request
   bool keep_alive_ = false;
   AnswerBytes answer_;
   bool writing_ = false;
-  bool checks_unread_ = false;  // how much is queued is looked at after this turn of the I/O thread
-  bool behind_ = false;         // something waits for the reader
-  Pace reader_pace_;            // while it does
-  Clock::time_point said_{};    // when something was added to the stream
+  bool checks_unread_ = false;  // the queued bytes are checked after this turn of the I/O thread
+  bool behind_ = false;         // bytes wait for the reader
+  Pace reader_pace_;            // while bytes wait
+  Clock::time_point said_{};    // when bytes were last added to the stream
   std::function<void()> closed_;
 };
 
@@ -172,7 +172,7 @@ class Answer final : public HttpAnswer {
     if (const auto connection = connection_.lock(); connection != nullptr && connection->is_closed()) callback();
   }
 
-  // The request goes on: dropping this ends nothing.
+  // Detaches this from the request, so that dropping it ends nothing.
   void dismiss() { connection_.reset(); }
 
  private:
@@ -186,7 +186,7 @@ class Answer final : public HttpAnswer {
   std::uint64_t number_;
 };
 
-// Closes the connection unless the state moves on before.
+// Closes the connection after `time`, unless the state changes before.
 void Connection::expire_after(Clock::duration time) {
   timer_.expires_after(time);
   timer_.async_wait([self = weak_from_this()](Error error) {
@@ -278,7 +278,7 @@ void Connection::take_header() {
   });
 }
 
-// Asks who sends a body before it is read. Returns false where that was answered with a refusal.
+// Asks HttpServer::Admit before the body is read. Returns false if a refusal was sent.
 bool Connection::admit() {
   if (!shared_.admit) return true;
   state_ = State::kAnswering;
@@ -314,7 +314,7 @@ void Connection::read_body() {
   });
 }
 
-// Whether an error ends the connection, which it does then: the client has gone, or the server is shutting down.
+// Ends the connection if the client has gone or the server is shutting down. Returns whether it did.
 bool Connection::ends_reading(const Error& error) {
   if (shared_.cut_off && error == asio::error::operation_aborted) {
     refuse({503, std::string(kCutOff), kShutdown});
@@ -349,7 +349,7 @@ void Connection::refuse(const HttpRefusal& refusal) {
   send(refusal.status, "application/json", error_body(refusal.message, error_type(refusal.status), refusal.code), {});
 }
 
-// A read that is under way ends with an error, and is answered where that arrives.
+// A read under way ends with an error, whose handler answers the request.
 void Connection::cut_off() {
   Error ignored;
   if (state_ == State::kReading) socket_.cancel(ignored);
@@ -358,7 +358,7 @@ void Connection::cut_off() {
   refuse({503, std::string(kCutOff), kShutdown});
 }
 
-// A client that has only shut down its sending side is answered, but for a whole answer to HTTP/1.0.
+// A client that has only shut down its sending side is still answered, except with a whole answer to HTTP/1.0.
 void Connection::noticed(ClientWatch::Sign sign) {
   if (sign == ClientWatch::Sign::kGone) return close();
   if (sign == ClientWatch::Sign::kHere) {
@@ -367,7 +367,7 @@ void Connection::noticed(ClientWatch::Sign sign) {
   }
   keep_alive_ = false;
   if (answer_.streams()) return write(kComment);
-  if (!answer_.in_chunks()) return close();  // nothing may precede an answer: it counts as gone
+  if (!answer_.in_chunks()) return close();  // HTTP/1.0 has no interim answers: the client counts as gone
   answer_.add_continue();
   write_more();
 }
@@ -380,7 +380,7 @@ void Connection::send(int status, std::string_view type, std::string_view body, 
   if (answer_.streams()) return;
   keep_alive_ = keep_alive_ && !shared_.draining;
   answer_.send(status, type, body, fields, keep_alive_);
-  body_.hold(answer_.queued());  // the request's is gone
+  body_.hold(answer_.queued());  // the request's body is gone
   write_more();
 }
 
@@ -392,8 +392,8 @@ void Connection::begin_stream(const HttpFields& fields) {
   write_more();
 }
 
-// Closes the connection of a reader that is behind by more than the bound, but not before its socket has had a turn to
-// take what one turn of the I/O thread has queued, and never inside of the caller's write().
+// Closes the connection of a reader that is too far behind. The check is posted: the socket can first take what this
+// turn of the I/O thread has queued, and write() never closes the connection itself.
 void Connection::write(std::string_view bytes) {
   if (!answer_.streams() || bytes.empty()) return;
   if (answer_.queued() > shared_.limits.queued_bytes && !std::exchange(checks_unread_, true))
@@ -436,8 +436,8 @@ void Connection::write_more() {
   });
 }
 
-// Says that nothing more comes, and reads what the client still sends, for a moment and no more than two bodies:
-// closing with unread bytes would reset the connection, and the client might lose the answer.
+// Shuts down sending, and reads further bytes of the client, for a moment and at most two bodies' worth: closing with
+// unread bytes would reset the connection, and the client might lose the answer.
 void Connection::linger() {
   state_ = State::kLingering;
   wait_for_header(true);

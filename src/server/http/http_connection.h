@@ -1,4 +1,4 @@
-// One connection of the HTTP server, and what all connections share. For http_server.cc alone.
+// One connection of the HTTP server, and the state that all connections share. Only for http_server.cc.
 // Thread-safety: the I/O thread's alone.
 #pragma once
 
@@ -20,11 +20,11 @@ namespace kvasir::server {
 class HttpConnection {
  public:
   virtual ~HttpConnection() = default;
-  // Waits for the first byte of a request.
+  // Whether the connection waits for the first byte of a request.
   virtual bool idle() const = 0;
-  // Closes the socket; the answer under way hears of it (HttpAnswer::on_closed).
+  // Closes the socket and notifies the answer under way (HttpAnswer::on_closed).
   virtual void close() = 0;
-  // Answers with 503 a request that has no answer yet, and lets one that is complete be taken. REQUIRES:
+  // Answers a request without an answer with 503, and lets the client take an answer that is complete. REQUIRES:
   // HttpShared::cut_off.
   virtual void cut_off() = 0;
 };
@@ -34,11 +34,11 @@ struct HttpShared {
   HttpServer::Handler handler;
   std::unordered_set<HttpConnection*> open;
   std::map<std::string, int> by_address;
-  // Those of which no whole header has come, or whose answer is written and which only wait for the client's end; the
-  // longest first. They give way to new connections.
+  // Connections without a whole header, or with a written answer that wait for the client's end; longest wait first.
+  // They give way to new connections.
   std::list<HttpConnection*> waiting;
   HttpServer::Admit admit;  // may be empty
-  HttpBodies bodies;        // of all requests that are read or answered now
+  HttpBodies bodies;        // of all requests being read or answered
   bool draining = false;
   bool cut_off = false;                // the time to drain is over
   std::function<void()> closed;        // called when a connection has closed; may be empty

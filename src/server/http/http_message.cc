@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::string_view kWrongVersion = "the HTTP version must be 1.0 or 1.1";
 
-// Returns the path and the query of a target that names the server too, as clients of proxies send it.
+// Returns path and query of a target, without the server's name that clients of proxies add.
 std::string without_origin(std::string_view target) {
   if (!target.starts_with("http://") && !target.starts_with("https://")) return std::string(target);
   const std::size_t rest = target.find_first_of("/?", target.find("//") + 2);
@@ -35,7 +35,7 @@ bool is_framed(const HttpMessage& message) {
          beast::iequals(message[http::field::transfer_encoding], "chunked");
 }
 
-// Whether the first line of a header that was refused ends with the name of some version of HTTP.
+// Whether the first line of a refused header ends with the name of any version of HTTP.
 bool names_http_version(std::string_view head) {
   const std::string_view line = head.substr(0, head.find("\r\n"));
   constexpr std::string_view kName = " HTTP/";
@@ -114,7 +114,7 @@ std::string answer_head(int status, std::string_view type, BodyEnd end, std::siz
       fmt::format("HTTP/1.1 {} {}\r\nServer: kvasir\r\nDate: {:%a, %d %b %Y %H:%M:%S} GMT\r\n", status,
                   view(http::obsolete_reason(static_cast<http::status>(status))), fmt::gmtime(std::time(nullptr)));
   if (!type.empty()) text += fmt::format("Content-Type: {}\r\n", type);
-  // The length of a 304 would be that of the 200 in its place; a 204 has none.
+  // A 204 has no length. The length of a 304 would be that of the corresponding 200.
   if (end == BodyEnd::kLength && status != 304 && status != 204) text += fmt::format("Content-Length: {}\r\n", size);
   if (end == BodyEnd::kChunks) text += "Transfer-Encoding: chunked\r\n";
   for (const auto& [name, value] : fields) text += fmt::format("{}: {}\r\n", name, value);

@@ -1,4 +1,4 @@
-// What http_connection.cc reads from requests, and the heads of answers. For it alone.
+// Checks request messages and writes heads of answers. Only for http_connection.cc.
 // Thread-safety: pure functions.
 #pragma once
 
@@ -21,20 +21,20 @@ inline std::string_view view(boost::beast::string_view text) {
   return {text.data(), text.size()};
 }
 
-// How a request is refused that no handler sees.
+// The refusal of a request before any handler sees it.
 struct HttpRefusal {
   int status = 0;
   std::string message;
   std::string_view code = {};
 };
 
-// Of a body of more than HttpLimits::body_bytes, whose length was not given.
+// The refusal of a body without a stated length that exceeds HttpLimits::body_bytes.
 HttpRefusal body_too_large(const HttpLimits& limits);
-// Returns what is wrong with a header that was read, if anything is. `body_bytes`: its Content-Length, if it has one.
+// Returns the refusal of a header that was read; nullopt if it is acceptable. `body_bytes`: its Content-Length, if it
+// has one.
 std::optional<HttpRefusal> header_refusal(const HttpMessage& message, std::optional<std::uint64_t> body_bytes,
                                           const HttpLimits& limits);
-// Returns what is wrong with a header that could not be read, of which `message` has the fields before the place of the
-// error. `head`: the bytes that came.
+// Returns the refusal of an unreadable header. `message`: the fields before the error. `head`: the bytes received.
 HttpRefusal header_refusal(const boost::system::error_code& error, const HttpMessage& message, std::string_view head,
                            const HttpLimits& limits);
 
@@ -51,8 +51,8 @@ std::string error_body(std::string_view message, std::string_view type, std::str
 // How an answer's body ends.
 enum class BodyEnd { kLength, kChunks, kConnection };
 
-// Returns an answer's status line and header. `type`: of the body; empty where there is none. `size`: of the body,
-// where that has a length.
+// Returns an answer's status line and header. `type`: of the body; empty without one. `size`: of the body, if `end` is
+// kLength.
 std::string answer_head(int status, std::string_view type, BodyEnd end, std::size_t size, const HttpFields& fields,
                         bool keep_alive);
 

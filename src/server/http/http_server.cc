@@ -20,8 +20,8 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using Error = boost::system::error_code;
 
-// Sees to it that the process may open as many descriptors as so many connections, and all else, need. Returns for how
-// many connections they suffice.
+// Raises the process's limit of descriptors as far as `connections` connections, and all else, need. Returns the number
+// of connections for which the limit suffices.
 int descriptors_for(int connections) {
   constexpr rlim_t kElse = 128;
   const rlim_t wanted = static_cast<rlim_t>(connections) + kElse;
@@ -35,7 +35,7 @@ int descriptors_for(int connections) {
   return static_cast<int>(most > 2 * kElse ? most - kElse : most / 2);
 }
 
-constexpr std::chrono::seconds kTimeToTake{2};  // what a drain cuts off, for its clients
+constexpr std::chrono::seconds kTimeToTake{2};  // for clients to take the answers that a drain cut off
 
 class HttpServerImpl final : public HttpServer {
  public:
@@ -47,7 +47,7 @@ class HttpServerImpl final : public HttpServer {
     shared_.admit = std::move(admit);
     shared_.bodies = HttpBodies(limits.bodies_bytes);
   }
-  // The context drops what it has not run, and the connections with that.
+  // Destroying the context drops the handlers that have not run, and with them the connections.
   ~HttpServerImpl() override {
     shared_.closed = {};
     for (HttpConnection* connection : std::vector(shared_.open.begin(), shared_.open.end())) connection->close();
@@ -80,7 +80,7 @@ class HttpServerImpl final : public HttpServer {
         shared_.context.run();
         return;
       } catch (const std::bad_alloc&) {
-        // What asked for memory is gone, with its connection; the others go on.
+        // The handler that needed memory is gone, with its connection; the others go on.
       }
     }
   }
@@ -122,7 +122,7 @@ class HttpServerImpl final : public HttpServer {
   }
 
  private:
-  // The function may close connections, which ends them later.
+  // Works on a copy: the function may close connections.
   template <class Function>
   void for_each_connection(const Function& function) {
     for (HttpConnection* connection : std::vector(shared_.open.begin(), shared_.open.end())) function(*connection);
@@ -135,7 +135,7 @@ class HttpServerImpl final : public HttpServer {
       if (error) return;
       try {
         (*function)();
-      } catch (const std::bad_alloc&) {  // the next time, perhaps
+      } catch (const std::bad_alloc&) {  // tried again after the next period
       }
       repeat(timer, period, function);
     });
@@ -144,7 +144,7 @@ class HttpServerImpl final : public HttpServer {
   void accept() {
     acceptor_.async_accept([this](Error error, tcp::socket socket) {
       if (!acceptor_.is_open()) return;
-      if (error) {  // such as no more descriptors: later, perhaps
+      if (error) {  // such as no more descriptors: tries again later
         retry_.expires_after(std::chrono::milliseconds(100));
         retry_.async_wait([this](Error cancelled) {
           if (!cancelled) accept();
@@ -173,7 +173,7 @@ class HttpServerImpl final : public HttpServer {
     serve_connection(shared_, std::move(socket), address);
   }
 
-  // Answers a connection without a place with 503, and closes it once the client has had time to take that.
+  // Answers a connection beyond the limit with 503, and closes it once the client has had time to take the answer.
   void turn_away(tcp::socket socket, std::string_view why) {
     constexpr int kMost = 64;
     if (turned_away_ == kMost) return;  // closes it
@@ -207,7 +207,7 @@ class HttpServerImpl final : public HttpServer {
   }
 
   HttpShared shared_;
-  int turned_away_ = 0;  // connections that are answered with 503
+  int turned_away_ = 0;  // connections being answered with 503
   tcp::acceptor acceptor_;
   asio::steady_timer retry_;
   std::optional<asio::steady_timer> deadline_;

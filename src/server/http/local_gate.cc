@@ -17,13 +17,13 @@ std::string lower(std::string_view text) {
   return result;
 }
 
-// Whether the whole name is an address of 127.0.0.0/8: 127.0.0.1.example.com is none.
+// Whether the whole name is an address of 127.0.0.0/8; 127.0.0.1.example.com is not.
 bool is_loopback_address(const std::string& name) {
   in_addr address{};
   return ::inet_pton(AF_INET, name.c_str(), &address) == 1 && (ntohl(address.s_addr) >> 24) == 127;
 }
 
-// `name`: with or without a port. `host`: a name that counts too.
+// `name`: with or without a port. `own_host`: a further name that counts as local.
 bool is_local(std::string_view name, std::string_view own_host) {
   const bool bracketed = name.starts_with('[');
   const std::size_t end = bracketed ? name.find(']') : name.find(':');
@@ -63,7 +63,7 @@ std::optional<Refusal> LocalGate::identify(const HttpRequest& request, Caller& c
   const bool cross_site = request.field("sec-fetch-site") == "cross-site";
   if (origin.empty() && !cross_site) return std::nullopt;
   const std::string shown(origin.empty() ? "another site" : origin.substr(0, kMostShown));
-  // Whether the browser calls it cross-site does not matter then: it does not let a page lie about its origin.
+  // A browser's cross-site mark does not matter here: browsers do not let a page lie about its origin.
   if (is_local_origin(origin, host_) || is_allowed_origin(origin, origins_)) return std::nullopt;
   return Refusal{403,
                  fmt::format("without API keys this server answers no page of {}: open one on http://localhost, or "

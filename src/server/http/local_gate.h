@@ -1,10 +1,10 @@
-// The gate of a server without API keys, which is for this machine alone: it refuses what a page of another site, open
-// in a browser on this machine, sends.
+// The gate of a server without API keys, which serves only this machine: it refuses requests of other sites' pages that
+// are open in a browser on this machine.
 //
-// Such a page reaches the server under its own name (a name that resolves to 127.0.0.1), or from its own origin. So a
-// request passes only if its Host is localhost, an address of 127.0.0.0/8, [::1] or the address that the server listens
-// on, on any port, and so does its Origin where it has one. What a browser marks as sent by another site is refused
-// too. The refusal is a 403 that says how to mend it.
+// Such a page reaches the server under its own name (a name that resolves to 127.0.0.1), or from its own origin. So
+// Host and Origin of a request, where given, must be localhost, an address of 127.0.0.0/8, [::1] or the address that
+// the server listens on, with any port. Requests that a browser marks as sent by another site are refused too. The
+// refusal is a 403 that says how to mend it.
 //
 // Thread-safety: const after construction.
 #pragma once
@@ -20,12 +20,12 @@
 namespace kvasir::server {
 
 // Returns whether pages of an origin may use the server: those of this machine (http or https, localhost, 127.0.0.0/8
-// or [::1], any port), and those of the list, in which "*" stands for all. An empty origin is none.
+// or [::1], any port), and those of the list, in which "*" stands for all. An empty origin is not allowed.
 bool is_allowed_origin(std::string_view origin, std::span<const std::string> allowed);
 
 class LocalGate final : public Gate {
  public:
-  // `host`: the address that the server listens on. `origins`: of pages that pass too, or "*" for all.
+  // `host`: the address that the server listens on. `origins`: of further pages that pass, or "*" for all.
   explicit LocalGate(std::string host, std::vector<std::string> origins = {})
       : host_(std::move(host)), origins_(std::move(origins)) {}
 

@@ -1,4 +1,4 @@
-// Names that nobody can guess, and that tell nothing of others.
+// Random names that nobody can guess, and that reveal nothing of each other.
 // Thread-safety: any thread.
 #pragma once
 

@@ -115,7 +115,7 @@ bool Router::share(const HttpRequest& request, HttpAnswer& answer) const {
 
 void Router::handle(HttpRequest request, std::shared_ptr<HttpAnswer> answer) const {
   const bool shared = share(request, *answer);
-  // A browser asks before it sends a request with a key or a JSON body.
+  // A browser asks (CORS preflight) before it sends a request with a key or a JSON body.
   if (shared && request.method == "OPTIONS" && !request.field("access-control-request-method").empty()) {
     const std::string_view fields = request.field("access-control-request-headers");
     HttpFields allowed = {{"Access-Control-Allow-Methods", "GET, POST, DELETE"}, {"Access-Control-Max-Age", "600"}};

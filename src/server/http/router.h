@@ -1,4 +1,4 @@
-// Finds what answers a path.
+// Finds the route that answers a path.
 // Thread-safety: the I/O thread's alone, once routes were added.
 #pragma once
 
@@ -15,7 +15,7 @@ namespace kvasir::server {
 
 using RouteHandler = std::function<void(Exchange)>;
 
-// An answer of another kind than the one that was asked for.
+// An error answer in place of the requested one.
 struct Refusal {
   int http = 0;
   std::string message;
@@ -23,11 +23,11 @@ struct Refusal {
   HttpFields fields;
 };
 
-// Says who asks, or why the request is refused. Neither function needs the request's body.
+// Identifies the caller of a request, or refuses it. Neither function needs the request's body.
 class Gate {
  public:
   virtual ~Gate() = default;
-  // Fills in `caller`, but for its hold. Returns a refusal for a request that may not pass.
+  // Fills in `caller`, except its hold. Returns a refusal for a request that may not pass.
   virtual std::optional<Refusal> identify(const HttpRequest& request, Caller& caller) = 0;
   // Does the same, and counts the request against the caller's limits.
   virtual std::optional<Refusal> check(const HttpRequest& request, Caller& caller) { return identify(request, caller); }
@@ -39,17 +39,16 @@ class Router {
   enum class Access {
     kAll,        // anybody: health checks and pages without data
     kCallers,    // whoever the gate lets pass
-    kOperators,  // of these, those that may see the whole server
+    kOperators,  // callers that may see the whole server
   };
 
-  // `gate` may be null: then everybody passes, and may see the whole server. Must outlive the router. `origins`: of the
-  // pages whose scripts may read answers (CORS), such as "https://chat.example.com", or "*" for all; those of this
-  // machine always may.
+  // `gate` must outlive the router. Null: everybody passes, and may see the whole server. `origins`: of pages whose
+  // scripts may read answers (CORS), such as "https://chat.example.com", or "*" for all; pages of this machine always
+  // may.
   explicit Router(Gate* gate = nullptr, std::vector<std::string> origins = {})
       : gate_(gate), origins_(std::move(origins)) {}
 
-  // `path` is taken literally, but for a last segment "{id}", which stands for any text without '/', percent-decoded,
-  // and
+  // `path` is literal, except for a last segment "{id}", which stands for any text without '/', percent-decoded, or
   // "{path}", which stands for any text. HEAD is answered as GET.
   void add(std::string_view method, std::string_view path, RouteHandler handler, Access access = Access::kCallers);
 
@@ -64,7 +63,7 @@ class Router {
     std::string method;
     std::string path;  // without "{id}" or "{path}"
     bool parameter = false;
-    bool slashes = false;  // the parameter may have some
+    bool slashes = false;  // the parameter may contain '/'
     Access access = Access::kCallers;
     RouteHandler handler;
   };

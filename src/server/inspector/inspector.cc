@@ -19,7 +19,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kMostSequences = 64;
 constexpr std::int64_t kMostTexts = 2048;
-// Watchers are looked at, one after the other, for this long; the others wait for the next tick.
+// The time for views of watchers, made one after the other; the rest wait for the next tick.
 constexpr std::chrono::milliseconds kMostLooking{1};
 
 std::string_view name_of(SequenceView::State state) {
@@ -39,7 +39,7 @@ Json json_of(const SequenceView& view) {
           {"kept", view.kept},     {"pages", view.pages},   {"bytes", view.bytes}};
 }
 
-// Series are flat lists: buckets, level, buckets, level, ... and pages, live tokens, pages, live tokens, ...
+// Runs are flat lists: buckets, level, buckets, level, ... and pages, live tokens, pages, live tokens, ...
 Json json_of(const TokenView& view) {
   Json json = json_of(view.sequence);
   Json kept = Json::array();
@@ -70,8 +70,8 @@ Json json_of(const TokenView& view) {
   return json;
 }
 
-// What the whole cache holds. A tenant sees what its own requests hold: from more it could tell that a request of
-// another hit the prefix cache.
+// The memory of the whole cache, or for a tenant of its own requests only: from more it could infer that another
+// tenant's request hit the prefix cache.
 Json memory_of(const EngineReport& engine, const SequenceList& own, bool sees_all) {
   Json memory = {
       {"budget", engine.cache.budget}, {"page_bytes", engine.page_bytes}, {"page_tokens", engine.page_slots}};
@@ -110,7 +110,7 @@ std::string_view parameter(std::string_view query, std::string_view name) {
   return {};
 }
 
-// Errors: nothing for what is no number from 0 to `most`.
+// Returns 0 for an empty text, and nullopt for any text that is not a number from 0 to `most`.
 std::optional<std::int64_t> number(std::string_view text, std::int64_t most) {
   if (text.empty()) return 0;
   std::int64_t value = 0;
@@ -121,15 +121,15 @@ std::optional<std::int64_t> number(std::string_view text, std::int64_t most) {
 
 }  // namespace
 
-// Who looks, and at what.
+// A client that watches, and its query.
 struct Inspector::Watcher {
   Exchange exchange;
-  TokenQuery query;  // `first` moves on as texts are sent
+  TokenQuery query;  // `first` advances as texts are sent
   std::string sent;  // the newest event
   bool streams = false;
 };
 
-// What one watcher sees.
+// The data of one watcher's view.
 struct Inspector::Seen {
   EngineReport engine;
   SequenceList list;
@@ -177,7 +177,7 @@ Inspector::Seen Inspector::look(const Engine& engine, const TokenQuery& query) {
   return seen;
 }
 
-// Has the step thread look. Watchers must not end there: their answers belong to the I/O thread. So it gets none.
+// Has the step thread make views. It gets weak references only: watchers must be destroyed on the I/O thread.
 Status Inspector::ask(const std::vector<std::shared_ptr<Watcher>>& watchers, bool stream) {
   std::vector<std::weak_ptr<Watcher>> askers(watchers.begin(), watchers.end());
   std::vector<TokenQuery> queries;
@@ -250,7 +250,7 @@ void Inspector::live(const Exchange& exchange) {
   tick();
 }
 
-// Ends the streams of callers that the gate no longer lets pass, as their keys were revoked.
+// Ends the streams of callers that the gate no longer lets pass, because their keys were revoked or have expired.
 void Inspector::end_refused() {
   if (options_.gate == nullptr) return;
   std::vector<std::shared_ptr<Watcher>> refused;

@@ -1,15 +1,15 @@
-// The Inspector: a page at / that chats with the model and shows the KV cache as it works, and the data it shows.
+// The Inspector: a page at / that chats with the model and shows the KV cache at work, and the page's data.
 //
 //   GET /, /assets/...      the page. It holds no data, so anybody may load it
-//   GET /v1/kv/state        what the cache holds now, as JSON
-//   GET /v1/kv/live         the same as a stream of events, some four a second while anything changes
-//   GET /v1/kv/policies     the retention policies, and the one that requests without one have
+//   GET /v1/kv/state        the current content of the cache, as JSON
+//   GET /v1/kv/live         the same as a stream of events, about four a second while anything changes
+//   GET /v1/kv/policies     the retention policies, and the default for requests
 //
 // `state` and `live` take ?request=ID&sample=N&from=T: the id of an answer ("chatcmpl-..."), one of its samples (0),
-// and the first token whose text is wanted (0). They then say which tokens of it are kept. A caller sees the requests
-// of its own tenant, and figures of the whole server only if it may see them (Caller::sees_all).
+// and the first token whose text is wanted (0). The answer then also has its kept tokens. A caller sees the requests of
+// its own tenant, and figures of the whole server only if it may see them (Caller::sees_all).
 //
-// Views are made on the step thread between two passes, within a bounded time and of bounded size whatever the load.
+// Views are made on the step thread between two passes, in bounded time and size at any load.
 //
 // Thread-safety: the I/O thread's alone.
 #pragma once
@@ -29,9 +29,9 @@ class Inspector {
  public:
   struct Options {
     std::string model;     // as clients name it
-    std::string policy;    // of requests that name none; empty: the engine's default
-    Gate* gate = nullptr;  // asked again while streams last; may be null. Must outlive the Inspector
-    int watchers = 64;     // streams at once; more are answered with 429
+    std::string policy;    // for requests that name none; empty: the engine's default
+    Gate* gate = nullptr;  // checked again while streams last; may be null. Must outlive this
+    int watchers = 64;     // most streams at once; more are answered with 429
     int watchers_of_tenant = 16;
   };
 
@@ -42,7 +42,7 @@ class Inspector {
   // This must outlive the router.
   void add_routes(Router& router);
 
-  // Sends streams what is new. Call it some four times a second.
+  // Sends changes to the streams. Call it about four times a second.
   void tick();
 
   // Ends all streams: the server is going down.
@@ -62,9 +62,9 @@ class Inspector {
 
   StepThread& steps_;
   Options options_;
-  std::vector<std::shared_ptr<Watcher>> watchers_;  // of streams
-  std::vector<std::shared_ptr<Watcher>> states_;    // that wait for their only answer
-  std::size_t first_ = 0;                           // of the watchers: which is looked at first
+  std::vector<std::shared_ptr<Watcher>> watchers_;  // watchers with streams
+  std::vector<std::shared_ptr<Watcher>> states_;    // watchers that wait for their only answer
+  std::size_t first_ = 0;                           // the watcher whose view is made first
   bool asking_ = false;
 };
 

@@ -14,7 +14,7 @@ using Json = nlohmann::json;
 
 constexpr const char* kMedium = "cpu";
 
-// One entry a block.
+// Returns one entry per block.
 Json extra_keys_of(const KvEvent& event) {
   if (event.salt.empty()) return nullptr;
   Json keys = Json::array();
@@ -32,11 +32,11 @@ Json json_of(const KvEvent& event) {
       json.push_back(event.parent == 0 ? Json() : Json(event.parent));
       json.push_back(Json(event.tokens));
       json.push_back(event.tokens.size() / event.hashes.size());
-      json.push_back(nullptr);  // id of a LoRA adapter
+      json.push_back(nullptr);  // id of the LoRA adapter
       json.push_back(kMedium);
-      json.push_back(nullptr);  // its name
+      json.push_back(nullptr);  // name of the LoRA adapter
       json.push_back(extra_keys_of(event));
-      json.push_back(nullptr);  // group of layers: all are one
+      json.push_back(nullptr);  // group of layers: there is only one
       break;
     case KvEvent::Kind::kRemoved:
       json.push_back("BlockRemoved");

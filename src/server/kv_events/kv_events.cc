@@ -27,10 +27,10 @@ using Payload = std::shared_ptr<const std::string>;
 
 constexpr std::uint64_t kEnd = ~std::uint64_t{0};  // number of the last frame of a replay: -1
 constexpr int kUnsent = 100000;                    // messages that wait for one subscriber; more are lost to it
-constexpr int kLinger = 200;                       // ms for what is unsent at the end
+constexpr int kLinger = 200;                       // ms for unsent messages at the end
 constexpr std::int64_t kLongestRequest = 4096;     // bytes of a frame that a client of the replay socket sends
 
-const ZmqLibrary* zmq = nullptr;  // set before any socket is made, and never again
+const ZmqLibrary* zmq = nullptr;  // set once, before any socket is made
 
 double now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -78,7 +78,7 @@ bool send_shared(const Socket& socket, const Payload& payload) {
   return false;
 }
 
-// Takes a whole message. False if there is none.
+// Receives a whole message. Returns false if there is none.
 bool receive(const Socket& socket, std::vector<std::string>& frames) {
   frames.clear();
   for (bool more = true; more;) {
@@ -88,7 +88,7 @@ bool receive(const Socket& socket, std::vector<std::string>& frames) {
       zmq->msg_close(&message);
       return false;
     }
-    // A message of many frames is none of ours: the rest is dropped as it comes.
+    // No valid request has more frames: further ones are dropped.
     if (frames.size() < 4)
       frames.emplace_back(static_cast<const char*>(zmq->msg_data(&message)), zmq->msg_size(&message));
     more = zmq->msg_more(&message) != 0;
@@ -97,7 +97,7 @@ bool receive(const Socket& socket, std::vector<std::string>& frames) {
   return true;
 }
 
-// libzmq takes a port modulo 65,536.
+// Checks the port's range: libzmq takes a port modulo 65,536.
 Status check_port(const std::string& endpoint) {
   if (!endpoint.starts_with("tcp://")) return {};
   const std::string_view port = std::string_view(endpoint).substr(endpoint.rfind(':') + 1);
@@ -109,7 +109,7 @@ Status check_port(const std::string& endpoint) {
                           endpoint);
 }
 
-// libzmq ends the process where it cannot open what it needs.
+// Checks that enough descriptors are free: without them libzmq aborts the process.
 Status check_descriptors() {
   constexpr int kNeeded = 24;  // with one thread of its own, two sockets and a few peers
   std::array<int, kNeeded> probes{};
@@ -172,8 +172,8 @@ class KvEvents::Sender {
     KVASIR_ASSIGN_OR_RETURN(endpoint_, bind_socket(publisher_, options_.endpoint));
     if (!options_.replay.empty()) {
       router_.reset(zmq->socket(context_.get(), ZMQ_ROUTER));
-      // What does not fit is dropped, and with it the end that a client waits for. Room counts as free only some time
-      // after a client has read.
+      // Messages beyond this are dropped, with them the end for which a client waits. Room counts as free only some
+      // time after a client has read.
       set(router_, ZMQ_SNDHWM, 4 * (static_cast<int>(options_.kept_batches) + 1));
       set(router_, ZMQ_LINGER, 0);
       zmq->setsockopt(router_.get(), ZMQ_MAXMSGSIZE, &kLongestRequest, sizeof(kLongestRequest));
@@ -186,7 +186,7 @@ class KvEvents::Sender {
   const std::string& endpoint() const { return endpoint_; }
   const std::string& replay_endpoint() const { return replay_endpoint_; }
 
-  // Queues a batch. False, with nothing queued, if there is no room.
+  // Queues a batch. Returns false, and queues nothing, if there is no room.
   bool push(KvEventBatch& batch) {
     const std::size_t bytes = bytes_of(batch);
     {
@@ -199,7 +199,7 @@ class KvEvents::Sender {
     return true;
   }
 
-  // Queues a batch in place of all that wait, whatever its size.
+  // Queues a batch of any size in place of all waiting ones.
   void push_instead(KvEventBatch batch) {
     {
       const std::lock_guard lock(mutex_);
@@ -243,7 +243,7 @@ class KvEvents::Sender {
       KvEventCollector last;
       last.clear();
       publish(last.take(now()));
-    } catch (const std::bad_alloc&) {  // a subscriber sees a publisher that is gone
+    } catch (const std::bad_alloc&) {  // to subscribers, the publisher is gone
     }
   }
 
@@ -260,7 +260,7 @@ class KvEvents::Sender {
   void publish(const KvEventBatch& batch) {
     const auto payload = std::make_shared<const std::string>(encode(batch));
     const auto number = big_endian(next_);
-    // A subscriber that does not keep up loses messages, and sees that by their numbers.
+    // A subscriber that does not keep up loses messages; gaps in the numbers show it.
     if (send(publisher_, options_.topic) && send(publisher_, {number.data(), number.size()}))
       send_shared(publisher_, payload);
     kept_.push_back({next_++, payload});
@@ -271,7 +271,7 @@ class KvEvents::Sender {
     }
   }
 
-  // Answers [client, "", number]. What is no such message is ignored.
+  // Answers [client, "", number]. Ignores any other message.
   void replay(const std::vector<std::string>& frames) {
     if (frames.size() != 3 || !frames[1].empty() || frames[2].size() != 8) return;
     const std::uint64_t from = from_big_endian(frames[2]);
@@ -292,7 +292,7 @@ class KvEvents::Sender {
   }
 
   const KvEventOptions options_;
-  std::unique_ptr<void, EndContext> context_;  // before the sockets: it ends when they are closed
+  std::unique_ptr<void, EndContext> context_;  // before the sockets, so that these are closed first
   Socket publisher_;
   Socket router_;
   std::string endpoint_;
@@ -335,7 +335,7 @@ const std::string& KvEvents::replay_endpoint() const {
   return sender_->replay_endpoint();
 }
 
-// Out of memory is no reason to fail the request that the event came from.
+// Catches std::bad_alloc: the request that caused the event must not fail.
 template <class Change>
 void KvEvents::note(const Change& change) {
   try {
@@ -369,7 +369,7 @@ void KvEvents::end_pass(Engine& engine) {
     if (!anew) return;
     lost_ = false;
     collector_.clear();
-    engine.set_prefix_listener(this);  // hears of all blocks
+    engine.set_prefix_listener(this);  // reports all blocks
     if (!lost_) sender_->push_instead(collector_.take(now()));
   });
 }

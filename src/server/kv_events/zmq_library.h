@@ -1,5 +1,5 @@
-// libzmq, loaded when it is first needed: it brings a dozen libraries, for which no other command should take time or
-// address space.
+// libzmq, loaded when it is first needed: it depends on a dozen libraries, which should cost other commands neither
+// time nor address space.
 // Thread-safety: any thread.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace kvasir::server {
 
-// Functions of libzmq, by their names without "zmq_" but for the two of errors.
+// Functions of libzmq, named without "zmq_"; error_number and error_text are zmq_errno and zmq_strerror.
 struct ZmqLibrary {
   decltype(&zmq_bind) bind = nullptr;
   decltype(&zmq_close) close = nullptr;
@@ -31,7 +31,7 @@ struct ZmqLibrary {
   decltype(&zmq_socket) socket = nullptr;
   decltype(&zmq_strerror) error_text = nullptr;
 
-  // Returns the library, which stays loaded. Errors: kUnsupported where the system does not have it.
+  // Returns the library, which stays loaded. Errors: kUnsupported if the system does not have it.
   static Result<const ZmqLibrary*> load();
 };
 

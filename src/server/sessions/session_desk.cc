@@ -13,13 +13,14 @@
 namespace kvasir::server {
 namespace {
 
-constexpr std::size_t kTurn = 1;  // bytes that a job counts as: tenants take turns, whatever the size of their files
+constexpr std::size_t kTurn =
+    1;  // bytes that every job counts as, so that tenants take turns whatever the size of their files
 
 Status no_memory() {
   return exhausted("the server has no memory left for the session; try again later");
 }
 
-// The same status without the folder: where files are is no client's business.
+// Replaces the path in a status by `id`: clients must not learn where files are.
 Status without_path(const Status& status, std::string_view path, std::string_view id) {
   std::string message = status.message();
   for (std::size_t at = message.find(path); at != std::string::npos; at = message.find(path))
@@ -40,15 +41,15 @@ auto with_memory(const Call& call) -> decltype(call()) {
   }
 }
 
-// What a client hears of a session whose file cannot be used: which session it is, and how it can go on.
+// The error for a client whose session file cannot be used: names the session, and ways to go on.
 Status unusable(const Status& status, const std::string& path, std::string_view id) {
-  // The engine's advice is about files that a person names.
+  // Cuts off the engine's advice, which is for files that a user names.
   std::string reason = without_path(status, "'" + path + "'", "its file").message();
   reason.resize(std::min(reason.find("; "), reason.size()));
   for (const std::string_view subject : {"the session file ", "this "})
     if (reason.starts_with(subject)) reason.replace(0, subject.size(), "its file ");
   std::error_code unknown;
-  // Links are no sessions to SessionStore::remove.
+  // SessionStore::remove does not accept links.
   const auto type = std::filesystem::symlink_status(path, unknown).type();
   if (status.code() == StatusCode::kIo || type != std::filesystem::file_type::regular ||
       ::access(path.c_str(), R_OK) != 0)
@@ -70,7 +71,7 @@ Status unusable(const Status& status, const std::string& path, std::string_view 
 Result<OpenedSession> open_file(const StepThread& steps, const std::string& path, const std::string& id) {
   Result<Engine::LoadedSession> loaded = steps.open_session(path);
   if (loaded.status().code() == StatusCode::kNotFound) return no_such_session();
-  // Not enough memory to load it: the file itself is sound.
+  // Not enough memory to load the session: its file is sound.
   if (loaded.status().code() == StatusCode::kResourceExhausted) return without_path(loaded.status(), path, id);
   if (!loaded.ok()) return unusable(loaded.status(), path, id);
   OpenedSession opened;
@@ -81,7 +82,7 @@ Result<OpenedSession> open_file(const StepThread& steps, const std::string& path
   return opened;
 }
 
-// A session that a job uses. It goes back to the step thread even if the job never runs.
+// A session that a job uses. Goes back to the step thread even if the job never runs.
 struct Borrowed {
   Borrowed(StepThread& thread, std::shared_ptr<Session> of) : steps(thread), session(std::move(of)) {}
   Borrowed(const Borrowed&) = delete;

@@ -1,10 +1,10 @@
-// Named sessions as requests use them: opened when a request begins, and written when it has ended.
+// Opens named sessions when a request begins, and writes them when it has ended.
 //
-// A session is on disk between two requests, and nowhere else: what a list shows is what there is, a crash loses at
-// most the turn under way, and idle sessions take no KV memory. A thread of the desk's own checks and writes the files,
-// so that nobody else waits for the disk; each turn reads and writes the whole file, as large as the session's keys and
-// values. When the request starts the engine copies them into its cache, a part between two passes. A turn whose client
-// leaves before it is written, or that fails, is not written: the session stays as it was before.
+// Between two requests a session exists only on disk: lists show all sessions, a crash loses at most the current turn,
+// and idle sessions take no KV memory. The desk's own thread checks and writes the files, so that no other thread waits
+// for the disk; each turn reads and writes the whole file, as large as the session's keys and values. When the request
+// starts, the engine copies them into its cache, part by part between passes. A turn that fails, or whose client leaves
+// before it is written, leaves the session as it was.
 //
 // Thread-safety: the I/O thread's alone; `done` is called there.
 #pragma once
@@ -22,7 +22,7 @@
 
 namespace kvasir::server {
 
-// Whose session, and which.
+// The tenant and the id of a session.
 struct SessionName {
   std::string tenant;
   std::string id;
@@ -30,10 +30,10 @@ struct SessionName {
 };
 
 struct OpenedSession {
-  std::shared_ptr<Session> session;  // of the step thread: give it back with StepThread::retire
-  bool restored = false;             // otherwise it is new
+  std::shared_ptr<Session> session;  // used on the step thread; give it back with StepThread::retire
+  bool restored = false;             // false: it is new
   bool other_arithmetic = false;     // see Engine::LoadedSession
-  KvReport kv;                       // of what it holds
+  KvReport kv;                       // the session's report
 };
 
 class SessionDesk {
@@ -41,23 +41,23 @@ class SessionDesk {
   // `steps` must outlive this.
   SessionDesk(StepThread& steps, SessionStore store);
 
-  // Takes a session for one request. Returns false while another has it.
+  // Takes a session for one request. Returns false while another request has it.
   bool take(const SessionName& name) { return taken_.insert(name).second; }
   // REQUIRES: neither open() nor save() is under way.
   void give_back(const SessionName& name) { taken_.erase(name); }
 
-  // Opens the session, or makes it as `fresh` says if there is none and `create`; then one more turn of it could be
-  // saved now. Errors: that of `fresh` where it is needed; as Engine::open_session, new_session and
-  // SessionStore::check_room; kResourceExhausted also where too many calls wait. REQUIRES: taken.
+  // Opens the session; if there is none and `create`, makes it as `fresh` says. Checks that one more turn could be
+  // saved now. Errors: that of `fresh` if needed; as Engine::open_session, new_session and SessionStore::check_room;
+  // kResourceExhausted also if too many calls wait. REQUIRES: taken.
   void open(const SessionName& name, const Result<SessionOptions>& fresh, bool create,
             std::function<void(Result<OpenedSession>)> done);
-  // Writes the session, unless nobody wants it any more (kCancelled). `wanted` is called on the desk's thread. The
-  // result is the file's bytes. Errors: as SessionStore and Session::save. REQUIRES: taken; nothing else uses the
-  // session until `done`.
+  // Writes the session, unless wanted() returns false (kCancelled). `wanted` is called on the desk's thread. Passes the
+  // file's bytes to `done`. Errors: as SessionStore and Session::save. REQUIRES: taken; nothing else uses the session
+  // until `done`.
   void save(const SessionName& name, std::shared_ptr<Session> session, std::function<bool()> wanted,
             std::function<void(const Result<std::uint64_t>&)> done);
 
-  // Ends the desk's thread after what it does now; calls that wait are dropped.
+  // Ends the desk's thread after its current job; waiting calls are dropped.
   void stop() { disk_.stop(); }
 
   const SessionStore& store() const { return store_; }

@@ -39,7 +39,7 @@ std::error_code make_folder(const std::string& path) {
   return error;
 }
 
-// Makes renames and removals in a folder last. Returns the system's error, or 0.
+// Makes renames and removals in a folder durable. Returns the system's error, or 0.
 int sync_folder(const std::string& path) {
   const int folder = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return errno;
@@ -48,7 +48,7 @@ int sync_folder(const std::string& path) {
   return why;
 }
 
-// Returns the file's bytes and time, or why it is none.
+// Returns the file's bytes and time, or why it is no session.
 Result<SessionInfo> info_of(const std::string& path, std::string_view id) {
   struct stat found = {};
   if (::lstat(path.c_str(), &found) != 0 || S_ISLNK(found.st_mode)) return no_session(id);

@@ -3,8 +3,8 @@
 //   ROOT/t_TENANT/ID.session      written whole or not at all (src/session/session_file.h)
 //   ROOT/t_TENANT/ID.session.new  while it is being written
 //
-// A tenant whose name is not made of letters, digits, '-' and '_' alone has a folder x_HASH in place of t_TENANT. Ids
-// are checked before a path is made of them.
+// A tenant whose name has other characters than letters, digits, '-' and '_' has a folder x_HASH instead of t_TENANT.
+// Callers check ids before making paths of them.
 // Thread-safety: no state; calls about one session must not overlap.
 #pragma once
 
@@ -29,7 +29,7 @@ struct SessionInfo {
   std::int64_t saved = 0;  // seconds since 1970
 };
 
-// Keeps other servers from using a folder of sessions while it lives. A process that is killed keeps nobody away.
+// Locks a folder of sessions against other servers while it lives. The lock ends with the process.
 class SessionFolder {
  public:
   explicit SessionFolder(int folder) : folder_(folder) {}
@@ -46,24 +46,24 @@ class SessionStore {
  public:
   SessionStore(std::string root, const SessionLimits& limits) : root_(std::move(root)), limits_(limits) {}
 
-  // Makes the root, takes it for this server, and removes what a crash left half written. Errors, naming the folder:
-  // kInvalidArgument if it cannot be made or written; kIo if another server uses it.
+  // Makes the root, locks it for this server, and removes files that a crash left half written. Errors, naming the
+  // folder: kInvalidArgument if it cannot be made or written; kIo if another server uses it.
   Result<SessionFolder> prepare() const;
 
-  // Where a session's file is. REQUIRES: is_session_id(id).
+  // Returns the path of a session's file. REQUIRES: is_session_id(id).
   std::string path_of(std::string_view tenant, std::string_view id) const;
   // Checks that one more turn of the session could be saved now. Errors: kResourceExhausted naming the session, for one
   // session too many or too many bytes.
   Status check_room(std::string_view tenant, std::string_view id) const;
-  // Where to write a session that commit() is to take. Makes the tenant's folder. Errors: kIo; as check_room.
+  // Returns the path to which to write a session for commit(). Makes the tenant's folder. Errors: kIo; as check_room.
   Result<std::string> place_to_write(std::string_view tenant, std::string_view id) const;
-  // Puts what was written there in the place of the session. Returns its bytes. Errors: kResourceExhausted naming the
-  // session if the tenant's sessions would take too many bytes: the session is as it was; kIo.
+  // Replaces the session by the file written there. Returns its bytes. Errors: kResourceExhausted naming the session if
+  // the tenant's sessions would take too many bytes: the session is as it was; kIo.
   Result<std::uint64_t> commit(std::string_view tenant, std::string_view id) const;
 
-  // By id. A tenant without a folder has none.
+  // Returns the sessions in order of id; none for a tenant without a folder.
   std::vector<SessionInfo> list(std::string_view tenant) const;
-  // Removes what was written for commit().
+  // Removes the file written for commit().
   void discard(std::string_view tenant, std::string_view id) const;
   // Errors: kNotFound, kIo.
   Result<SessionInfo> find(std::string_view tenant, std::string_view id) const;

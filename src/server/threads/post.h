@@ -1,4 +1,4 @@
-// How the server's other threads hand what they have done to the I/O thread.
+// How the server's other threads pass functions to the I/O thread.
 // Thread-safety: any thread.
 #pragma once
 
@@ -14,8 +14,8 @@ namespace kvasir::server {
 // Runs a function on the I/O thread. Thread-safe.
 using Post = std::function<void(std::function<void()>)>;
 
-// Calls `function` again, after a pause, for as long as it throws std::bad_alloc: for what must not be left out. What
-// it does before it throws must do no harm twice.
+// Calls `function`, and again after a pause while it throws std::bad_alloc: for steps that must not be omitted.
+// Repeating its steps before the throw must do no harm.
 template <class Function>
 void until_there_is_memory(const Function& function) {
   while (true) {
@@ -27,7 +27,7 @@ void until_there_is_memory(const Function& function) {
   }
 }
 
-// Posts a function that somebody waits for. It is destroyed where it runs, as what it holds belongs to that thread.
+// Posts a function that must run. It is destroyed on the thread that runs it, which owns the objects that it holds.
 inline void post_surely(const Post& post, const std::shared_ptr<std::function<void()>>& function) {
   until_there_is_memory([&] { post([function] { std::exchange(*function, nullptr)(); }); });
 }

@@ -16,14 +16,14 @@ namespace {
 
 constexpr std::chrono::milliseconds kIdle{1};
 constexpr std::chrono::milliseconds kSettling{20};
-// What questions may take between two passes, beside the one that is being answered.
+// Time for questions between two passes; the question being answered may exceed it.
 constexpr std::chrono::milliseconds kAnswering{2};
 
 }  // namespace
 
 class StepThread::Backlog {
  public:
-  // Waits until little is left, or for the end.
+  // Waits until fewer than kMost are left, or for the end.
   void add() {
     std::unique_lock lock(mutex_);
     less_.wait(lock, [&] { return ended_ || count_ < kMost; });
@@ -57,7 +57,7 @@ StepThread::StepThread(std::unique_ptr<Engine> engine, Options options)
       engine_(std::move(engine)),
       summary_(engine_->model()),
       backlog_(std::make_shared<Backlog>()) {
-  report_.engine = engine_->report();  // what is asked before the first pass
+  report_.engine = engine_->report();  // the report until the first pass
   thread_ = std::thread([this] { run(); });
 }
 
@@ -80,7 +80,7 @@ Result<Ticket> StepThread::submit(RequestOptions options, Listener listener) {
   {
     const std::lock_guard lock(mutex_);
     const std::size_t waiting = asked_.size() + taken_ + static_cast<std::size_t>(report_.engine.waiting);
-    if (waiting >= options_.queue)  // how many more is no caller's business
+    if (waiting >= options_.queue)  // does not reveal how many more
       return exhausted("{} requests are waiting already; try again later", options_.queue);
     const int tenant = options.tenant;
     const auto own = std::ranges::count(waiters_, tenant, [](const auto& waiter) { return waiter.second; });
@@ -137,7 +137,7 @@ Clock::duration StepThread::busy() const {
 }
 
 void StepThread::run() {
-  bool idle = false;  // all requests wait for sessions to be given up
+  bool idle = false;  // all requests wait for sessions to be retired
   while (true) {
     std::deque<Asked> asked;
     std::vector<Ticket> cancelled;
@@ -161,7 +161,7 @@ void StepThread::run() {
     }
     pass_began_ = Clock::now().time_since_epoch().count();
     for (Asked& each : asked) {
-      // One that was cancelled since it was taken from the queue.
+      // Omits a request that was cancelled after it was taken from the queue.
       if (std::ranges::find(cancelled, each.ticket) == cancelled.end()) take(std::move(each));
     }
     for (const Ticket ticket : cancelled) drop(ticket);
@@ -174,7 +174,7 @@ void StepThread::run() {
     }
     try {
       if (options_.after_pass) options_.after_pass(*engine_);
-    } catch (const std::bad_alloc&) {  // it has another chance after the next pass
+    } catch (const std::bad_alloc&) {  // tried again after the next pass
     }
     const std::int64_t passes = report_.engine.passes;
     publish();
@@ -183,13 +183,13 @@ void StepThread::run() {
   }
 }
 
-// Posts a function; waits while too many wait to run.
+// Posts a function. Waits while too many posted functions have not run.
 template <class Function>
 void StepThread::tell(const Function& function) {
   std::shared_ptr<void> counted;
   until_there_is_memory([&] {
     backlog_->add();
-    counted = std::shared_ptr<void>(nullptr, [of = backlog_](void*) { of->remove(); });  // removes it where it throws
+    counted = std::shared_ptr<void>(nullptr, [of = backlog_](void*) { of->remove(); });  // also called if this throws
   });
   until_there_is_memory([&] { options_.post([function, counted] { function(); }); });
 }
@@ -210,7 +210,7 @@ void StepThread::take(Asked asked) {
   tell([listener = std::move(asked.listener), status = std::move(status)] { listener->accepted(status); });
 }
 
-// Leaves no trace where it throws.
+// Leaves no trace if it throws.
 Result<RequestId> StepThread::submit_to_engine(const Asked& asked) {
   const Result<RequestId> id = engine_->submit(asked.options);
   if (!id.ok()) return id;
@@ -225,7 +225,7 @@ Result<RequestId> StepThread::submit_to_engine(const Asked& asked) {
   return id;
 }
 
-// Answers in order; what there is no time for waits for the end of the next pass.
+// Answers questions in order. Those for which there is no time wait for the end of the next pass.
 void StepThread::answer_questions() {
   const auto began = Clock::now();
   do {
@@ -243,7 +243,7 @@ void StepThread::answer_questions() {
 void StepThread::answer(Question question) {
   try {
     question.run(*engine_);
-  } catch (const std::exception&) {  // such as no memory: it is the asker's fault alone
+  } catch (const std::exception&) {  // such as no memory: fails only this question
     question.run = nullptr;
     if (question.failed != nullptr) post_surely(options_.post, question.failed);
   }
@@ -256,7 +256,7 @@ void StepThread::drop(Ticket ticket) {
   }
   const auto known = known_.find(ticket);
   if (known == known_.end()) return;
-  [[maybe_unused]] const Status unknown = engine_->cancel(known->second.id);  // where it has just ended
+  [[maybe_unused]] const Status unknown = engine_->cancel(known->second.id);  // if the request has just ended
   tickets_.erase(known->second.id);
   known_.erase(known);
 }
@@ -267,7 +267,7 @@ void StepThread::pass() {
   ++passes_;
   pass_seconds_ += std::chrono::duration<double>(Clock::now() - began).count();
   if (!events.ok()) {
-    // The system refused memory: the events come with the next call. Perhaps it has some then.
+    // The system refused memory: the events come with the next call, after a pause.
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
     return;
   }
@@ -303,7 +303,7 @@ void StepThread::publish() {
   std::optional<EngineReport> engine;
   try {
     engine = engine_->report();
-  } catch (const std::bad_alloc&) {  // the report of before stays
+  } catch (const std::bad_alloc&) {  // the earlier report stays
   }
   const std::lock_guard lock(mutex_);
   taken_ = 0;

@@ -1,5 +1,5 @@
 // The thread that runs the engine: it takes requests from a bounded queue, runs one forward pass after the other for
-// all of them, and hands what happened to the I/O thread.
+// all of them, and passes the events to the I/O thread.
 //
 // Thread-safety: any thread may call; callbacks run through Options::post.
 #pragma once
@@ -24,25 +24,25 @@ namespace kvasir::server {
 // Names a request of a StepThread; never used twice.
 enum class Ticket : std::uint64_t {};
 
-// What the engine does now, as of the newest pass.
+// The state of the engine as of the newest pass.
 struct StepReport {
-  std::int64_t running = 0;  // requests that the engine has and that are not waiting in the queue
+  std::int64_t running = 0;  // requests that the engine has taken from the queue
   std::int64_t queued = 0;   // requests that the engine has not taken yet
   EngineReport engine;
   std::uint64_t passes = 0;
-  double pass_seconds = 0;  // of all passes together
+  double pass_seconds = 0;  // total of all passes
 };
 
 class StepThread {
  public:
   struct Options {
-    Post post;  // to the thread that callbacks are for
-    // Requests that may wait: to be taken, for KV memory, or for the end of their first pass.
+    Post post;  // posts to the thread that callbacks run on
+    // Most waiting requests: not taken yet, without KV memory, or in their first pass.
     std::size_t queue = 1024;
     // Optional: runs on the step thread after every pass, and after questions.
     std::function<void(Engine&)> after_pass;
   };
-  // What a request's owner hears of it, in order. `accepted` comes first, once; after an error nothing else comes.
+  // Callbacks of a request, in order. `accepted` comes first, once; after an error nothing else follows.
   struct Listener {
     std::function<void(const Status&)> accepted;
     std::function<void(const Event&)> happened;
@@ -54,8 +54,8 @@ class StepThread {
   // As stop().
   ~StepThread();
 
-  // Ends the thread after the pass under way; requests that have not ended hear nothing more, and questions that wait
-  // are not run.
+  // Ends the thread after the pass under way; no callback follows for requests that have not ended, and waiting
+  // questions do not run.
   void stop();
 
   const ModelSummary& model() const { return summary_; }
@@ -65,27 +65,27 @@ class StepThread {
   Result<RequestPlan> plan(const PlanRequest& request) const { return engine_->plan(request); }
   Result<Engine::LoadedSession> open_session(const std::string& path) const { return engine_->open_session(path); }
 
-  // Queues a request. Errors: kResourceExhausted while as many wait as may. A tenant (RequestOptions::tenant other than
-  // 0) may have as many waiting as are free: one alone gets half of the queue, and leaves the rest to others.
+  // Queues a request. Errors: kResourceExhausted while the queue is full. A tenant (RequestOptions::tenant other than
+  // 0) may have as many waiting requests as there are free places: a single tenant gets half of the queue.
   Result<Ticket> submit(RequestOptions options, Listener listener);
-  // How many requests of one tenant (0: without tenants) submit() takes one after the other while none is run.
+  // The number of requests of one tenant (0: without tenants) that submit() takes before any runs.
   std::size_t most_at_once(int tenant) const { return tenant == 0 ? options_.queue : (options_.queue + 1) / 2; }
-  // Ends a request between two passes; its listener hears nothing more.
+  // Ends a request between two passes; its listener is not called again.
   void cancel(Ticket ticket);
 
-  // Runs a function on the step thread, between two passes; not necessarily the next two. What it tells others it hands
-  // to Options::post. If it throws an exception, `failed` (may be empty) is posted. Errors: kResourceExhausted while
-  // the queue is full.
+  // Runs a function on the step thread between two passes, not necessarily the next two. It passes its results on by
+  // Options::post. If it throws an exception, `failed` (may be empty) is posted. Errors: kResourceExhausted while the
+  // queue is full.
   Status ask(std::function<void(Engine&)> question, std::function<void()> failed = {});
 
-  // Gives up a session between two passes; whoever has it must not keep it. Never refused.
+  // Destroys a session between two passes; the caller must keep no reference. Never refused.
   void retire(std::shared_ptr<Session> session);
 
-  // Runs a function on the thread that callbacks are for.
+  // Runs a function on the thread that callbacks run on.
   void post(std::function<void()> function) const { options_.post(std::move(function)); }
 
   StepReport report() const;
-  // How long the pass under way has been running; 0 between passes.
+  // The time since the pass under way began; 0 between passes.
   std::chrono::steady_clock::duration busy() const;
 
  private:
@@ -96,9 +96,9 @@ class StepThread {
   };
   struct Question {
     std::function<void(Engine&)> run;
-    std::shared_ptr<std::function<void()>> failed;  // null: nobody hears of it
+    std::shared_ptr<std::function<void()>> failed;  // null: failure is not reported
   };
-  // What was posted and has not run yet. Where the I/O thread falls behind, the step thread waits for it.
+  // Counts posted functions that have not run yet. If the I/O thread falls behind, the step thread waits for it.
   class Backlog;
   struct Known {
     RequestId id{};
@@ -126,22 +126,22 @@ class StepThread {
   std::condition_variable wake_;
   std::deque<Asked> asked_;
   std::vector<Ticket> cancelled_;
-  std::size_t taken_ = 0;  // of the requests that the engine has, those that came after report_
+  std::size_t taken_ = 0;  // requests that the engine took since report_
   std::deque<Question> questions_;
-  std::map<Ticket, int> waiters_;  // the tenants of requests that have had no event
+  std::map<Ticket, int> waiters_;  // tenant of each request without an event so far
   std::vector<std::shared_ptr<Session>> retired_;
   bool stopping_ = false;
   std::uint64_t next_ = 1;
   StepReport report_;
   std::atomic<std::chrono::steady_clock::rep> pass_began_{0};
 
-  // Of the step thread alone.
+  // Used only by the step thread.
   std::map<Ticket, Known> known_;
   std::map<RequestId, Ticket> tickets_;
   std::uint64_t passes_ = 0;
   double pass_seconds_ = 0;
 
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last: it uses the other members
 };
 
 }  // namespace kvasir::server

@@ -9,7 +9,7 @@ namespace kvasir::server {
 namespace {
 
 constexpr std::size_t kLargeText = 256 << 10;
-constexpr std::uint64_t kJobBytes = 4096;  // what a job costs besides its text
+constexpr std::uint64_t kJobBytes = 4096;  // cost of a job besides its text
 
 }  // namespace
 
@@ -48,8 +48,7 @@ Status TextThread::run(std::size_t bytes, std::function<void()> work, std::funct
   return {};
 }
 
-// Takes the job whose turn it is, and forgets the queues that were given no more than the others. Returns false at the
-// end.
+// Takes the next job, and removes empty queues that have had no more than their share. Returns false at the end.
 bool TextThread::next(Job& job) {
   std::unique_lock lock(mutex_);
   auto first = queues_.end();
@@ -76,7 +75,7 @@ void TextThread::serve() {
   for (Job job; next(job);) {
     try {
       job.work();
-    } catch (const std::exception&) {  // such as no memory: the other jobs go on, and `done` sees that it did not end
+    } catch (const std::exception&) {  // such as no memory: other jobs go on, and `done` sees that it failed
     }
     job.work = {};
     post_surely(options_.post, job.done);

@@ -1,8 +1,8 @@
 // The thread that works on text: it parses bodies, renders chat templates, tokenizes, and reads and lists files, so
 // that neither the I/O thread nor the step thread waits for an 8 MiB prompt. One job runs at a time.
 //
-// Each caller has two queues, one of them for large texts. The queue that has had the fewest bytes read goes next, so
-// a caller waits for no more than the job under way and its share of the others. Each queue is in order of arrival.
+// Each caller has two queues, one of them for large texts. The queue with the fewest bytes processed goes next, so a
+// caller waits only for the job under way and for its share of the others. Each queue is in order of arrival.
 //
 // Thread-safety: run() and stop() may be called from any thread.
 #pragma once
@@ -27,10 +27,10 @@ namespace kvasir::server {
 class TextThread {
  public:
   struct Options {
-    Post post;  // to the thread that answers are for
-    // What may wait, of each caller.
+    Post post;  // posts to the thread that `done` runs on
+    // Most waiting jobs and bytes of each caller.
     std::size_t jobs = 1024;
-    std::size_t bytes = 64ull << 20;  // of text, in all its jobs
+    std::size_t bytes = 64ull << 20;  // of text, in all of the caller's jobs
   };
 
   explicit TextThread(Options options);
@@ -39,12 +39,12 @@ class TextThread {
   // As stop().
   ~TextThread();
 
-  // Ends the thread after the job under way; those that wait never run.
+  // Ends the thread after the job under way; waiting jobs never run.
   void stop();
 
   // Runs `work` on the text thread, then `done` through Options::post, also where `work` threw an exception. `bytes`:
-  // of the text that waits with the job. A job is taken whatever its size while the caller has no other that waits.
-  // Errors: kResourceExhausted while the caller's queues are full.
+  // of the job's text. A job of any size is accepted while the caller has no other waiting. Errors: kResourceExhausted
+  // while the caller's queues are full.
   Status run(std::size_t bytes, std::function<void()> work, std::function<void()> done, const std::string& caller = {});
 
  private:
@@ -55,7 +55,7 @@ class TextThread {
   };
   struct Queue {
     std::deque<Job> jobs;
-    std::uint64_t turn = 0;  // bytes that were read for it, and for others before it had a job
+    std::uint64_t turn = 0;  // bytes processed for it, or for others before it had a job
   };
   struct Waiting {
     std::size_t jobs = 0;
@@ -69,10 +69,10 @@ class TextThread {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::map<std::pair<std::string, bool>, Queue> queues_;  // by caller and whether its texts are large
-  std::map<std::string, Waiting> waiting_;                // by caller; no entry: nothing
+  std::map<std::string, Waiting> waiting_;                // by caller; no entry: nothing waits
   std::uint64_t clock_ = 0;                               // Queue::turn of the queue that went last
   bool stopping_ = false;
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last: it uses the other members
 };
 
 }  // namespace kvasir::server
