@@ -17,8 +17,8 @@ namespace kvasir {
 //
 // Bytes are those of the pages that its page tables refer to, each page counted once and whole, shared or not, of the
 // tables themselves, of the layers' states and of the policy's state. So the bytes of two forks add up to more than the
-// cache holds: CacheReport counts a shared page once. A request that ends while others have its pages reports what it
-// held before.
+// cache holds: CacheReport counts a shared page once. A request that ends while others have its pages reports the bytes
+// that it held before.
 struct KvReport {
   // Layers with a sliding window of their own, which no policy governs. Bytes below cover all layers, all other figures
   // only the layers that the policy governs.

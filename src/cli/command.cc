@@ -248,7 +248,7 @@ std::optional<std::int64_t> most_seen_by_range(const std::string& policy) {
 }  // namespace
 
 bool may_see_beyond(const std::string& policy, std::int64_t context) {
-  // A query sees itself besides the kept tokens. One token more is no reason to warn of the default policy.
+  // A query sees itself beside the kept tokens. One token more does not justify a warning of the default policy.
   return most_seen_by_range(policy).value_or(0) > context + 1;
 }
 
@@ -329,7 +329,7 @@ std::string printable(std::string_view text, std::size_t limit) {
 
 Status check_output(const std::string& path, std::span<const std::string> inputs) {
   const auto check = [&](const std::string& input) {
-    std::error_code error;  // set if one of them does not exist: then they differ
+    std::error_code error;  // set if a file does not exist: then they differ
     return std::filesystem::equivalent(path, input, error)
                ? invalid_argument("'{}' is the file that is read, and would be overwritten; give another name", path)
                : Status();
@@ -404,7 +404,7 @@ std::optional<std::int64_t> kept_behind_prompt(const std::string& policy, std::i
   if (!made.ok()) return std::nullopt;
   if (const auto bound = (*made)->bound()) return std::min(tokens, *bound - 1);
   const PolicyTraits& traits = (*made)->traits();
-  if (!traits.compacts) return tokens;  // it drops nothing, or at a time that depends on the text
+  if (!traits.compacts) return tokens;  // a policy that drops nothing, or at a time that depends on the text
   // In a composition, the policy that keeps less decides.
   std::optional<std::int64_t> kept;
   for (const PolicyOptions& options : spec->parts) {

@@ -80,7 +80,7 @@ CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::u
 // Adds --quiet, which silences note() and ProgressBar, to every command. Call it after all commands are added.
 void add_quiet_option(CLI::App& program);
 
-// Write to standard error: an error always, a note unless --quiet was given. They ignore failures: a full disk under a
+// Write to standard error: an error always, a note unless --quiet was given. Both ignore failures: a full disk under a
 // log file does not end a run.
 void write_error(std::string_view text);
 void write_note(std::string_view text);
@@ -101,15 +101,15 @@ void note_kv_memory(std::uint64_t kv_memory);
 // Warns if the kernels are plain C++ although not asked for. `asked`: the value of --isa; `used`: the kernels.
 void note_slow_kernels(std::string_view asked, std::string_view used);
 
-// Prints the policy's remark about a model with so many KV heads (DependsOnModel::remark).
+// Prints the policy's remark about a model with `kv_heads` KV heads (DependsOnModel::remark).
 void note_policy(const std::string& policy, int kv_heads);
 
 // Warns if a query saw more tokens than the model was trained for. `kept_max`: most tokens in the cache during a pass.
 // Tokens of a chunk that a policy by range hides from later queries are in it, but not counted. `saw`: the verb.
 void note_beyond_context(const std::string& policy, std::int64_t kept_max, std::int64_t context,
                          std::string_view saw = "saw");
-// Warns of the same before `tokens` tokens are read, if it is known by then. `remedy`: ends the line. Returns whether
-// it warned.
+// Gives the same warning before `tokens` tokens are read, if that is known by then. `remedy`: ends the line. Returns
+// whether it warned.
 bool note_will_see_beyond(const std::string& policy, std::int64_t tokens, std::int64_t context,
                           std::string_view remedy);
 // Returns whether note_beyond_context could warn of a policy by range with a bound.
@@ -146,7 +146,7 @@ double steady_seconds();
 // Returns the work of reading a text under a policy, in windows of `window` tokens unless that is 0.
 ReadingWork reading_work(const std::string& policy, std::int64_t window = 0);
 
-// Returns how many of the `tokens` tokens read a policy keeps; nullopt if that depends on the text.
+// Returns the number of tokens that a policy keeps of `tokens` tokens read; nullopt if it depends on the text.
 std::optional<std::int64_t> kept_behind_prompt(const std::string& policy, std::int64_t tokens);
 
 // A progress bar on standard error; occasional lines if that is not a terminal.

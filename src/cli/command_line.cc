@@ -54,7 +54,7 @@ struct Foreign {
   std::string_view name;
   std::string_view other_name;
   Value value = kNone;
-  std::string_view here;    // the option here; empty: there is none, and `why` says why none is needed
+  std::string_view here;    // kvasir's option; empty: none, and `why` says why none is needed
   std::string_view prefix;  // put before its value
   std::string_view why;
 };
@@ -261,7 +261,7 @@ std::string CommandLine::error_text(const Status& status, const CLI::App& progra
   const CLI::App& command = *commands(program).back();
   std::string message = status.message();
   std::string options;
-  // An option not given is named as a line of the file if one of the others is in the file.
+  // Names an option that was not given as a line of the file, if another named option is in the file.
   const bool in_file = std::ranges::any_of(status.settings(), [&](std::string_view setting) {
     const CLI::Option* option = option_of(setting, command);
     return option != nullptr && is_configured(*option, command);

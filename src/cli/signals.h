@@ -13,7 +13,7 @@ void ignore_write_signals();
 void explain_bus_errors();
 
 // After this call the first SIGINT (Ctrl-C), SIGTERM or SIGHUP makes interrupted() true until it is cleared, and a
-// second one ends the process. Before it, the first one does; so call it only where polling starts.
+// second one ends the process. Before the call the first one ends the process, so call it only where polling starts.
 void catch_interrupts();
 bool interrupted();
 void clear_interrupt();

@@ -41,7 +41,7 @@ double TimeLeft::seconds() const {
   const double all = per_token * total_ + per_attended * work_.attended(total_);
   if (passed <= 0) return even;
   const double fitted = time_ * (all - passed) / passed;
-  const double trust = std::min(1.0, done_ / total_ / 0.05);  // the first passes say little about growth
+  const double trust = std::min(1.0, done_ / total_ / 0.05);  // the first passes tell little about growth
   return even + trust * (fitted - even);
 }
 

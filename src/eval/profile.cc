@@ -20,7 +20,8 @@ class HeadStudy final : public RowObserver {
         kv_heads_(config.governed().kv_heads),
         top_k_(top_k),
         sums_(static_cast<std::size_t>(config.governed_layers()),
-              std::vector<double>(static_cast<std::size_t>(config.governed().kv_heads) * static_cast<std::size_t>(config.governed().kv_heads),
+              std::vector<double>(static_cast<std::size_t>(config.governed().kv_heads) *
+                                      static_cast<std::size_t>(config.governed().kv_heads),
                                   0.0)),
         sets_(static_cast<std::size_t>(config.governed().kv_heads)) {}
 
@@ -110,8 +111,8 @@ Result<std::vector<std::span<const TokenId>>> cut_articles(std::span<const std::
 Status check_profile_options(const LoadedModel& model, const ProfileOptions& options) {
   const ModelConfig& config = model.config;
   if (config.governed().kv_heads > kMostProfileHeads || config.governed_layers() > kMostProfileLayers)
-    return unsupported("the model has {} KV heads and {} layers; a head profile has at most {} and {}", config.governed().kv_heads,
-                       config.governed_layers(), kMostProfileHeads, kMostProfileLayers);
+    return unsupported("the model has {} KV heads and {} layers; a head profile has at most {} and {}",
+                       config.governed().kv_heads, config.governed_layers(), kMostProfileHeads, kMostProfileLayers);
   KVASIR_RETURN_IF_ERROR(check_range("tokens", options.tokens, 0, config.context));
   KVASIR_RETURN_IF_ERROR(check_range("articles", options.articles, 0, 1'000'000));
   KVASIR_RETURN_IF_ERROR(check_range("top-k", options.top_k, 1, kMostProfileTop));

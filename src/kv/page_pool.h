@@ -104,8 +104,8 @@ class PagePool {
   std::uint64_t in_use() const { return in_use_; }                      // pages of all classes, as in the next two
   std::uint64_t peak() const { return peak_; }
   std::uint64_t charged() const;  // bytes
-  // Bytes of the pages that have memory in the store: pages in use, and free pages in the same blocks. A block of free
-  // pages gives its memory up when the allocated bytes would otherwise exceed the budget.
+  // Bytes of the pages that have memory in the store: pages in use, and free pages of blocks with memory. A block of
+  // free pages gives its memory up when the allocated bytes would otherwise exceed the budget.
   std::uint64_t allocated() const;
   std::vector<KvPageReport> report() const;  // of each class, in order
 

@@ -13,7 +13,7 @@
 //
 // All changes but append go through apply. The layout decides which tokens may leave:
 //  - ranges: a few holes that grow. Columns hold consecutive tokens, and nothing is ever compacted.
-//  - lists: any tokens. What they leave behind is masked first, and compacted (moved together in place, and rotated
+//  - lists: any tokens. Their slots are masked first, and compacted (moved together in place, and rotated
 //    where its position asks for it) when more than a quarter of the written slots is dead or the holes make more
 //    entries than two per column. Of lists with one run whose pages are encoded, only columns with many dead slots or
 //    holes are packed (page_table_pack.cc): their tokens are encoded again. Tokens may move between runs: run 0 is

@@ -41,7 +41,7 @@ class Soundness {
   // Whether entries lie within their runs and hold as many tokens as their frames say. Collects the tokens.
   bool entries_are_sound() {
     std::int64_t retained = 0;       // tokens of the frames so far
-    std::int64_t without_pages = 0;  // of these tokens
+    std::int64_t without_pages = 0;  // of `retained`
     if (t_.frames.empty() || t_.frames.size() > static_cast<std::size_t>(layout_.most_frames()) ||
         t_.frames.back().run != 0)
       return false;

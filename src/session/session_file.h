@@ -1,4 +1,4 @@
-// Session files: a snapshot of a sequence, and what a session needs besides.
+// Session files: a snapshot of a sequence, and the session's other data.
 //
 // Format 2, little-endian: the magic "KVASIRS2", then blocks of {tag u32, zero u32, length u64, bytes, XXH3-128 of all
 // of that}. HEAD names the model, policy and formats; STAT holds page tables, policy, counters, newest tokens, logits,

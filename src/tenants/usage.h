@@ -1,4 +1,4 @@
-// What tenants used, by hour.
+// The usage of tenants, by hour.
 // Thread-safety: plain values.
 #pragma once
 

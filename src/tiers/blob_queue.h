@@ -65,7 +65,7 @@ class BlobQueue {
   BlobStore& store() { return *store_; }
   const BlobStore& store() const { return *store_; }
 
-  // Returns the measured seconds for reading so many bytes: latency() + bytes / rate().
+  // Returns the expected seconds for reading `bytes` bytes: latency() + bytes / rate().
   double cost(std::uint64_t bytes) const;
   double latency() const;
   double rate() const;  // bytes per second

@@ -39,7 +39,7 @@ class ColdBlock {
   State state() const { return state_; }
   // Why the block could not be written. REQUIRES: state() is kFailed.
   const Status& status() const { return status_; }
-  // Returns the memory that a block of so many parts takes.
+  // Returns the memory that a block of `parts` parts takes.
   static std::uint64_t memory_bytes(std::size_t parts) {
     return sizeof(ColdBlock) + SpilledParts::bytes_for(parts) + 4 * sizeof(void*);
   }

@@ -317,7 +317,7 @@ class DiskStore final : public BlobStore {
     return {};
   }
 
-  // Evicts the least recently used blobs until so many bytes more fit.
+  // Evicts the least recently used blobs until `bytes` more bytes fit.
   Status make_room(std::uint64_t bytes) {
     for (;;) {
       Catalogue::Row oldest;

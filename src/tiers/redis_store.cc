@@ -69,7 +69,7 @@ class Connection {
     redisAppendCommandArgv(context_.get(), static_cast<int>(data.size()), data.data(), sizes.data());
   }
 
-  // Sends what was appended and returns the next answer, of at most `most` bytes. Gives up at `until`. Errors: kIo.
+  // Sends the appended commands and returns the next answer, of at most `most` bytes. Gives up at `until`. Errors: kIo.
   Result<Reply> answer(Clock::time_point until, std::size_t most) {
     for (int sent = 0; sent == 0;) {
       if (!set_timeout(until)) return late();

@@ -117,10 +117,10 @@ class SpillFile {
   // REQUIRES: no SpilledParts and no SpillReading exists.
   ~SpillFile();
 
-  // Returns room for so many parts; null if there is not enough.
+  // Returns room for `parts` parts; null if there is not enough.
   std::shared_ptr<SpilledParts> reserve(std::size_t parts);
   bool has_room(std::size_t parts) const { return parts <= places_ - used_places_; }
-  // Returns the bytes by which the file grows with so many more parts.
+  // Returns the bytes by which the file grows with `parts` more parts.
   std::uint64_t growth(std::size_t parts) const;
   // Returns the bytes of the file, free places included.
   std::uint64_t disk_bytes() const { return std::uint64_t{disk_places_} * layout_.part_bytes; }

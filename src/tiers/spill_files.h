@@ -32,7 +32,7 @@ class SpillFiles {
     SpillFile* file = nullptr;  // lives as long as this object
     std::shared_ptr<SpilledParts> parts;
   };
-  // Returns room for so many parts if all files together then have at most `capacity` bytes on disk. Truncates free
+  // Returns room for `parts` parts if all files together then have at most `capacity` bytes on disk. Truncates free
   // ends of files if it must. Errors: kResourceExhausted, those of Make.
   Result<Room> reserve(std::size_t part_bytes, std::size_t parts, std::uint64_t capacity);
 

@@ -73,8 +73,7 @@ constexpr Mistake kMisspelt[] = {
 
 constexpr Mistake kContradictory[] = {
     {"tokenize {M} --prompt x -f {T}", "--prompt excludes -f (see 'kvasir tokenize --help')"},
-    {"run {M} -p x -c 512 --kv full",
-     "-c: policy 'full' has no size in tokens to set; omit one of both"},
+    {"run {M} -p x -c 512 --kv full", "-c: policy 'full' has no size in tokens to set; omit one of both"},
     {"run {M} -p x -c 512 --kv h2o:budget=100",
      "-c: 512 tokens and budget=100 of 'h2o:budget=100' both say how many tokens are kept; omit one of them"},
     {"run {M} -p x -c 512 --kv streaming:window=100",

@@ -1,5 +1,3 @@
-#include "support/gguf_writer.h"
-
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -9,6 +7,7 @@
 
 #include "bytes.h"
 #include "gguf/reader.h"
+#include "support/gguf_writer.h"
 #include "walk.h"
 
 namespace kvasir::gguf {

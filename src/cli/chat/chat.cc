@@ -154,13 +154,13 @@ Status Chat::obey(ChatCommand command, const std::string& argument) {
     case ChatCommand::kSet: set(argument); break;
     case ChatCommand::kKv: show_kv(); break;
     case ChatCommand::kBye: leaves_ = true; break;
-    case ChatCommand::kHelp: break;  // run() has the reader that it needs
+    case ChatCommand::kHelp: break;  // run() handles it, with its reader
   }
   return {};
 }
 
 Status Chat::send(const std::string& text) {
-  // Checked without the documents, which are valid and so stay for the next message.
+  // Checks only the text: the documents are valid, and stay for the next message if the text is not.
   if (const Status valid = check_utf8(text); !valid.ok()) {
     note_error(valid);
     return {};
@@ -277,7 +277,7 @@ Status Chat::again() {
 Status Chat::clear() {
   SessionOptions same = options_.session;
   same.policy = session_->kv().policy;
-  same.protect = 0;  // the policy says what it protects
+  same.protect = 0;  // the policy's spec has protect=
   return start_over(same, "cleared");
 }
 
@@ -359,7 +359,7 @@ void Chat::save(const std::string& file) {
 void Chat::load(const std::string& file) {
   Result<Engine::LoadedSession> loaded = engine_.load_session(file);
   if (loaded.status().code() == StatusCode::kResourceExhausted && before_ != nullptr) {
-    before_.reset();  // its pages may be what is missing
+    before_.reset();  // its pages may give the missing room
     loaded = engine_.load_session(file);
   }
   if (!loaded.ok()) {

@@ -19,7 +19,7 @@ struct CommandInfo {
   ChatCommand command;
   std::string_view name;
   Argument argument;
-  std::string_view shown;  // of the argument
+  std::string_view shown;  // form of the argument, as help shows it
   std::string_view help;
 };
 using enum CommandInfo::Argument;

@@ -249,7 +249,7 @@ Result<std::vector<PerplexityResult>> run_text(const std::shared_ptr<LoadedModel
   return results;
 }
 
-// Warns, before anything runs, of policies that will show the model more than it was trained for. Returns these.
+// Warns, before anything runs, of policies that will show the model more than it was trained for, and returns them.
 std::vector<std::string> note_beyond(const std::vector<Text>& texts, const PerplexityCommand& options,
                                      std::int64_t context) {
   std::vector<std::string> noted;

@@ -133,7 +133,8 @@ Status inspect(const InspectCommand& command) {
   KVASIR_RETURN_IF_ERROR(add_demote_dir(command.inspect.reading.policy, engine));
   KVASIR_RETURN_IF_ERROR(check_report(command.report, std::vector{command.engine.model, command.file}));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, open_model(engine));
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<int> layers, matrix_layers(command.layers, model->config.governed_layers()));
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<int> layers,
+                          matrix_layers(command.layers, model->config.governed_layers()));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, read_tokens(command, *model));
   KVASIR_RETURN_IF_ERROR(check_inspect_options(*model, static_cast<std::int64_t>(tokens.size()), command.inspect));
   if (command.for_report && command.report.empty())

@@ -101,7 +101,8 @@ Status make_profile(const ProfileCommand& command) {
   KVASIR_RETURN_IF_ERROR(check_replaceable(command.out));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, open_model(command.engine));
   KVASIR_RETURN_IF_ERROR(check_profile_options(*model, command.profile));
-  if (model->config.governed().kv_heads == 1) note("kvasir: the model has one KV head in every layer: no head follows another\n");
+  if (model->config.governed().kv_heads == 1)
+    note("kvasir: the model has one KV head in every layer: no head follows another\n");
   std::vector<std::vector<TokenId>> texts;
   for (const std::string& file : command.files) {
     KVASIR_ASSIGN_OR_RETURN(const std::string text, read_text(file));

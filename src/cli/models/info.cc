@@ -154,7 +154,7 @@ Status info(const std::string& path, bool tensors, bool json) {
     bytes += tensor.bytes.size();
     parameters += tensor.elements;
   }
-  // Kept until the memory is known, since `run` holds it too when it decides.
+  // Kept until the memory is known, because `run` also holds it when it decides.
   Result<ModelHeader> header = read_model_header(file);
   const Status runs = header.status();
   const Result<Needs> needs = needs_of(file);

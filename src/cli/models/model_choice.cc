@@ -75,7 +75,7 @@ void PullWatch::show(std::uint64_t done, std::uint64_t total) {
     bar_.emplace("fetching");
     bar_->start_at(done >> 20);
   }
-  // `done` falls below what was present when a file that could not be continued starts anew.
+  // `done` falls below the bytes present at the start if a file could not be continued and starts anew.
   const double brought = done > *before_ ? static_cast<double>(done - *before_) : 0;
   const double rate = now > started_ ? brought / (now - started_) / (1 << 20) : 0;
   bar_->update(done >> 20, total >> 20, fmt::format("MiB, {:.1f} MiB/s", rate));

@@ -47,7 +47,7 @@ Json bytes_per_token_by_codec(KvCacheShape shape) {
   return out;
 }
 
-// What `run` would do with such a text, and the memory given or available here.
+// What `run` would do with such a text, given --memory or this machine's memory.
 struct RunDecision {
   int chunk = 0;       // of prompts; 0: the policy's own
   std::string policy;  // the policy it would use
@@ -106,7 +106,7 @@ Status plan(PlanOptions options) {
   const PolicyModel model{nullptr, config.governed_layers(), config.governed().kv_heads, config.governed().window};
   KVASIR_RETURN_IF_ERROR(check_model(*policy, model));
   KVASIR_RETURN_IF_ERROR(policy->check_pages(model, shape.page));
-  const ColdTier any(nullptr, 0);  // only whether there is one matters
+  const ColdTier any(nullptr, 0);  // only its presence matters
   KVASIR_RETURN_IF_ERROR(check_offload(*policy, shape.page, &any));
   KVASIR_RETURN_IF_ERROR(check_positions(*policy, options.chunk, config.context));
   if (std::min(policy->bound().value_or(context), context) > kMostPlannedTokens)

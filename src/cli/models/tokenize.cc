@@ -30,7 +30,7 @@ struct TokenizeOptions {
   bool json = false;
 };
 
-// The encoded text; for a conversation, also what is reported about it.
+// The encoded text; for a conversation, also further fields of the report.
 struct Encoded {
   std::vector<TokenId> tokens;
   Json more = Json::object();

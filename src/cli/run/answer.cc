@@ -200,7 +200,7 @@ bool Runner::announce(std::string_view text) {
   const auto can_read = [&](const std::string& policy) {
     const auto plan = engine_.plan({.policy = policy, .codec = kv.codec, .prompt = all, .max_tokens = 0});
     if (!plan.ok() || plan->refusal.ok()) return plan.ok();
-    // Another policy would mean another cache size, unless that was given.
+    // Another policy would mean another cache size, unless --kv-memory was given.
     return policy != kv.policy && kv_memory_ == 0 && all <= engine_.model().context && plan->bytes <= memory_bound();
   };
   // A text that will be refused is not announced.

@@ -37,8 +37,8 @@ class Runner {
   // Gets text as it becomes complete. An error ends the generation.
   using Writer = std::function<Status(std::string_view)>;
 
-  // Reports, before a text is read, how many tokens it has and how many of all will be kept, unless all are. Returns
-  // whether it did.
+  // Reports, before a text is read, its tokens and how many of all tokens will be kept, unless all are kept. Returns
+  // whether it reported.
   bool announce(std::string_view text);
 
   // As Session::read, say and generate. Errors: also kCancelled on an interrupt; those of `write`.
@@ -57,7 +57,7 @@ class Runner {
   Notices notices_;
 };
 
-// Returns how many tokens a text adds to others.
+// Returns the number of tokens that a text adds behind others.
 std::int64_t count_tokens(const Engine& engine, std::string_view text);
 
 // Returns how many tokens a chat protects for this system message (empty: the template's own, if any).
@@ -69,8 +69,8 @@ void note_partly_protected(const std::string& policy, std::int64_t tokens);
 // Prints a generation's figures, as one line on standard error. `scope`: what the figures cover.
 void print_summary(const GenerateResult& result, std::string_view scope = "");
 
-// Reports that tokens of what was read are forgotten, so that an answer about them is made up. `context`: the model's
-// trained context, tokens.
+// Reports that tokens read were dropped, so that an answer about them would be made up. `context`: the model's trained
+// context, tokens.
 void note_forgotten(const Session& session, std::int64_t context);
 
 // Reads the prompt, generates and prints. Without a prompt, continues the loaded session where it ended.

@@ -1,5 +1,5 @@
-// kvasir demo: what policies keep of one text, shown by a number hidden in its middle; a question about a document,
-// answered in words; and text that goes on beyond the cache.
+// kvasir demo: shows what policies keep of a text by a number hidden in its middle; answers a question about a document
+// in words; and continues a text beyond the size of the cache.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ constexpr std::string_view kFact = "The secret number of the copper compass is";
 constexpr std::string_view kQuestion = "What is the name of the lamplighter?";
 constexpr std::string_view kName = "Josiah Penrose";
 constexpr std::array kQuestionPolicies = {"full", "snapkv:budget=256", "streaming:cap=512"};
-// A model that chats is larger than the bundled one, and reads the tale's first seven chapters.
+// Chat models are larger than the bundled one: they read only the tale's first seven chapters.
 constexpr std::string_view kChapterLeftOut = "\nVIII.\n";
 constexpr std::string_view kStory = "Write a long story about a lighthouse keeper who finds a letter in a bottle.";
 
@@ -33,7 +33,7 @@ struct DemoOptions {
   std::string file;  // empty: the built-in tale
   std::string number = "48213";
   std::vector<std::string> policies;
-  std::string continuation;  // empty: it depends on the model's output
+  std::string continuation;  // policy of write_on; empty: by the kind of model
   std::int64_t tokens = 400;
   bool json = false;
 };
@@ -77,7 +77,7 @@ struct Prompt {
   bool message = false;
 };
 
-// Opens the model anew, so that the cache is sized for this policy alone, and reads the prompt.
+// Opens the model again, so that the cache is sized for this policy alone, and reads the prompt.
 Result<OpenSession> read_under(const DemoOptions& options, const std::string& policy, const Prompt& prompt) {
   OpenSession open;
   KVASIR_ASSIGN_OR_RETURN(open.engine, Engine::open(options.engine));
@@ -92,7 +92,7 @@ Result<OpenSession> read_under(const DemoOptions& options, const std::string& po
   return open;
 }
 
-// Generates greedily. `expected`: what the answer must hold to be found.
+// Generates greedily. `expected`: the text that sets Answer::found.
 Result<Answer> ask(const DemoOptions& options, const std::string& policy, const Prompt& prompt,
                    std::string_view expected) {
   KVASIR_ASSIGN_OR_RETURN(const OpenSession open, read_under(options, policy, prompt));
@@ -110,7 +110,8 @@ Result<Answer> ask(const DemoOptions& options, const std::string& policy, const 
   return answer;
 }
 
-// Returns "found", or why the answer was not. `missed_whole`: the model did not find the number even in the whole text.
+// Returns "found", or why the answer was wrong. `missed_whole`: the model did not find the number even in the whole
+// text.
 std::string verdict(const Answer& answer, bool missed_whole) {
   if (answer.found) return "found";
   if (answer.forgotten.dropped == 0) return "not found, although nothing was dropped";

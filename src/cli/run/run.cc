@@ -82,7 +82,7 @@ Status check_options(const RunOptions& options) {
   return {};
 }
 
-// Checks, before anything runs, that the session can be saved and replaces no input but a session file.
+// Checks, before anything runs, that the session can be saved and replaces no input except a session file.
 Status check_save(const RunOptions& options, bool reads_input) {
   if (options.save.empty()) return {};
   std::vector<std::string> inputs = {options.engine.model, options.chat_template};
@@ -181,7 +181,7 @@ Status run(RunOptions options) {
     note("kvasir: standard input is not read, as {} is given; add '-f -' to put it in front\n", options.prompt ? "-p"
                                                                                                 : loads ? "--load"
                                                                                                         : "-f");
-  // An instruct model gives nothing useful when it continues a bare question.
+  // Chat models rarely continue a bare question usefully.
   if (options.prompt && !options.chat && !options.raw && !loads && engine->model().chat_template == "jinja") {
     options.chat = true;
     note("kvasir: this model chats, so the prompt is said as a user's message; --raw continues it as text\n");

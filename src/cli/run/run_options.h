@@ -30,7 +30,7 @@ struct RunOptions {
   double length_penalty = 1;
   bool tokens_given = false;                            // -n was given
   std::set<std::string, std::less<>> sampling_options;  // the sampling options that were given
-  bool engine_given = false;                            // an option was given that a session file determines
+  bool engine_given = false;                            // an option that a session file determines was given
   bool chat = false;
   bool parts = false;  // the files are read in parts
   bool raw = false;    // -p is not a message, whatever the model

@@ -92,7 +92,7 @@ Result<std::unique_ptr<Engine>> open_engine(const ServeOptions& options, server:
   }
   note_kv_memory(options.engine.kv_memory);
   note_slow_kernels(options.engine.isa, engine->model().isa);
-  // Sizes the cache for so many requests in parallel below the stop mark; it stays when the session is destroyed.
+  // Sizes the cache for `batch` requests in parallel below the stop mark. The cache outlives this session.
   const double mark = options.engine.scheduler.stop_mark;
   int sequences = options.batch;
   if (mark < 1 && sequences <= 64) sequences = std::min(65, static_cast<int>(sequences / mark) + 1);
@@ -232,7 +232,7 @@ Status serve(const ServeOptions& options) {
   SwapWatch swaps;
   http->every(std::chrono::milliseconds(100), [&] {
     if (events != nullptr && events->wants_pass()) {
-      [[maybe_unused]] const Status full = steps.ask([](Engine&) {});  // then a pass is to come
+      [[maybe_unused]] const Status full = steps.ask([](Engine&) {});  // if the queue is full, a pass follows anyway
     }
     if (hung_up()) log->reopen();
     if (!options.engine.swap_dir.empty()) swaps.look(steps.report().engine.swap, *log);
@@ -258,8 +258,8 @@ Status serve(const ServeOptions& options) {
   notify_manager("READY=1");
   http->run();
   log->write(server::LogLevel::kInfo, "ended");
-  // The other threads end first, as they post to this one; then what they posted is dropped while all that it refers to
-  // still exists.
+  // The other threads end first, because they post to this one. Then posted functions are dropped while the objects
+  // that they refer to still exist.
   texts.stop();
   service->stop();
   steps.stop();

@@ -124,7 +124,7 @@ std::string printed(const CLI::App& command) {
     out += fmt::format("\n# {}\n{}{} = {}\n", option->get_description(), value.empty() ? "#" : "", long_name(*option),
                        value.empty() ? "\"\"" : value);
   }
-  out.pop_back();  // the last line's end is written with it
+  out.pop_back();  // the last line end is added when the text is printed
   return out;
 }
 

@@ -161,7 +161,7 @@ void notify_manager(std::string_view state) {
   if (path[0] == '@') address.sun_path[0] = '\0';  // an abstract socket name
   const int socket = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   if (socket < 0) return;
-  // A service manager that does not listen is no reason not to serve.
+  // Ignores failures: a server also works without a service manager.
   [[maybe_unused]] const ssize_t sent = ::sendto(socket, state.data(), state.size(), MSG_NOSIGNAL | MSG_DONTWAIT,
                                                  reinterpret_cast<const sockaddr*>(&address),
                                                  static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + size));

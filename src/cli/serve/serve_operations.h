@@ -1,5 +1,5 @@
-// What an operator sets and sees of `kvasir serve`: HTTP limits, logs, metrics, and the service manager. Thread-safety:
-// main thread only, which is also the I/O thread.
+// Options and reports for operators of `kvasir serve`: HTTP limits, logs, metrics, and the service manager.
+// Thread-safety: main thread only, which is also the I/O thread.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -35,7 +35,7 @@ void add_operations_options(CLI::App& command, OperationsOptions& options);
 // Opens the log that the options describe. Errors: kInvalidArgument for an unknown format or level; those of Log::open.
 Result<std::unique_ptr<server::Log>> open_log(const OperationsOptions& options);
 
-// Raises the limit on open files to what the connections need, if the system allows it; else prints a note.
+// Raises the limit on open files to the connections' needs, if the system allows it; else prints a note.
 void allow_descriptors(const OperationsOptions& options);
 
 // Makes SIGHUP reopen the log file, if there is one: hung_up() returns true once after each. Call it after

@@ -25,7 +25,7 @@ struct UsageOptions {
 std::string period_of(const tenants::UsageRow& row, const std::string& by) {
   if (by == "tenant") return "";
   const std::string moment = tenants::moment_text(row.start);
-  // Old hours were added up, so only their day is known.
+  // Old rows are sums of a day's hours, so only their day is known.
   return by == "day" || row.seconds > 3600 ? moment.substr(0, 10) : moment.substr(0, 16) + "Z";
 }
 

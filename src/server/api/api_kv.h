@@ -15,9 +15,9 @@ namespace kvasir::server {
 Status read_kv(const nlohmann::json& body, RequestOptions& options);
 
 // Hints of "kv_hints": {protocol_version, message_id, actions: [{action_id, action_type, action_version, payload}]}.
-//   pin                the prefix that the request leaves goes last
+//   pin                the prefix that the request leaves is evicted last
 //   retain             the same prefix can be continued for payload.ttl_seconds; without one, as long as there is room
-//   demote, prefetch   change nothing: what is read is written to disk and Redis at once, memory gives up the least
+//   demote, prefetch   change nothing: prefixes are written to disk and Redis at once, memory gives up the least
 //                      recently used, and each request fetches its own prefix where that is faster
 // Other actions, and all actions of a protocol version other than 0.x, are ignored.
 struct KvHints {

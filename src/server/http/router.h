@@ -38,7 +38,7 @@ class Router {
   // Who may use a route.
   enum class Access {
     kAll,        // anybody: health checks and pages without data
-    kCallers,    // whoever the gate lets pass
+    kCallers,    // callers that the gate lets pass
     kOperators,  // callers that may see the whole server
   };
 

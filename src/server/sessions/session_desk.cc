@@ -13,8 +13,7 @@
 namespace kvasir::server {
 namespace {
 
-constexpr std::size_t kTurn =
-    1;  // bytes that every job counts as, so that tenants take turns whatever the size of their files
+constexpr std::size_t kTurn = 1;  // bytes that every job counts as: tenants take turns at any size of file
 
 Status no_memory() {
   return exhausted("the server has no memory left for the session; try again later");

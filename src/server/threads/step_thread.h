@@ -126,7 +126,7 @@ class StepThread {
   std::condition_variable wake_;
   std::deque<Asked> asked_;
   std::vector<Ticket> cancelled_;
-  std::size_t taken_ = 0;  // requests that the engine took since report_
+  std::size_t taken_ = 0;  // of the requests that the engine has, those taken since report_
   std::deque<Question> questions_;
   std::map<Ticket, int> waiters_;  // tenant of each request without an event so far
   std::vector<std::shared_ptr<Session>> retired_;
