@@ -213,7 +213,7 @@ TEST(Swap, OneRequestThatGrowsCostsTheOthersNoMoreThanItNeeds) {
   grows.generate.max_tokens = 200;
   const std::uint64_t most = alone(model, grows).kv.bytes_peak;
   bool one_alone = false;
-  for (std::uint64_t beside = 0; beside < 16384 && !one_alone; beside += 256) {
+  for (std::uint64_t beside = 0; beside < 16384 && !one_alone; beside += 32) {
     SCOPED_TRACE(beside);
     Desk desk(model, most + beside, {.prompt_rows = 200, .running = 10, .ahead = 0});
     desk.queue().swap_to(spill_to(std::make_unique<FaultyFile>(no_fault, 1)), true);
