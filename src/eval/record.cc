@@ -36,7 +36,7 @@ class Recorder final : public RowObserver, public ReadsKv {
         const auto write = [&](TraceArray array, std::span<const float> floats) {
           note(writer_.write_row(array, number / kv_heads, number % kv_heads, chunk.first + row, floats));
         };
-        const auto rotation = static_cast<float>(kv.rotations[static_cast<std::size_t>(row)]);
+        const auto rotation = static_cast<float>(kv.rotation(lane, row));
         write(TraceArray::kKeys, kv.key(lane, row));
         write(TraceArray::kValues, kv.value(lane, row));
         write(TraceArray::kRotations, {&rotation, 1});

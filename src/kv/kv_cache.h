@@ -59,6 +59,7 @@ struct KvCacheShape {
   // [governed layers]: rotation of the layer's keys. Empty: PageFormat::rotation for all. Layers that differ only in
   // rotation share a group, because their keys take the same room and are retained alike.
   std::vector<std::uint8_t> rotations;
+  int unrotated = -1;   // the rotation that turns no key; -1: none of them
   int query_heads = 0;  // of a governed layer; pages do not depend on it, observations of policies do
 
   KvCodec codec() const { return {page.key, page.value, recent, page.hadamard_keys, page.hadamard_values}; }

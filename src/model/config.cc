@@ -45,10 +45,11 @@ Status check_governed(const ModelConfig& config) {
     if (!config.is_governed(layer)) continue;
     const AttentionSpec& attention = layer.attention;
     if (!attention.shares_tables_with(config.governed()))
-      return unsupported("layers that see all tokens differ in heads or windows: such models are not supported");
+      return unsupported(
+          "layers whose cache a policy governs differ in heads or windows: such models are not supported");
     if (config.rotary[static_cast<std::size_t>(attention.rotary)].dims == 0) continue;
     if (rotary >= 0 && rotary != attention.rotary)
-      return unsupported("layers that see all tokens rotate by different bases: such models are not supported");
+      return unsupported("layers whose cache a policy governs rotate keys differently: such models are not supported");
     rotary = attention.rotary;
   }
   return {};

@@ -220,7 +220,7 @@ void Replay::show_kv(const PolicyChunk& chunk) {
   const auto dim = static_cast<std::size_t>(layout_.head_dim), rows = static_cast<std::size_t>(chunk.rows);
   const std::int64_t kv_heads = trace_.shape().kv_heads;
   std::vector<float> keys, values;
-  std::vector<std::int64_t> rotations(rows);
+  std::vector<std::int64_t> rotations(static_cast<std::size_t>(layout_.lanes) * rows);
   for (int index = 0; index < layout_.tables(); ++index) {
     const auto read = [&](TraceArray array, bool wanted, std::vector<float>& out) {
       out.resize(wanted ? static_cast<std::size_t>(layout_.lanes) * rows * dim : 0);
@@ -232,12 +232,12 @@ void Replay::show_kv(const PolicyChunk& chunk) {
     };
     read(TraceArray::kKeys, kv_->wants_keys(), keys);
     read(TraceArray::kValues, kv_->wants_values(), values);
-    const std::int64_t lane = std::int64_t{index} * layout_.lanes;
-    for (std::size_t row = 0; row < rows; ++row) {
+    for (std::size_t at = 0; at < rotations.size(); ++at) {
+      const std::int64_t lane = std::int64_t{index} * layout_.lanes + static_cast<std::int64_t>(at / rows);
       float rotation = 0;
       trace_.read(TraceArray::kRotations, lane / kv_heads, lane % kv_heads,
-                  chunk.first + static_cast<std::int64_t>(row), {&rotation, 1});
-      rotations[row] = static_cast<std::int64_t>(rotation);
+                  chunk.first + static_cast<std::int64_t>(at % rows), {&rotation, 1});
+      rotations[at] = static_cast<std::int64_t>(rotation);
     }
     kv_->read_kv(chunk, index, {layout_.lanes, chunk.rows, layout_.head_dim, keys, values, rotations});
   }

@@ -97,9 +97,10 @@ struct ChunkKv {
   int head_dim = 0;
   std::span<const float> keys;    // [lanes][rows][head_dim]; empty: not wanted
   std::span<const float> values;  // the same
-  // [rows]: the position that a row's keys were rotated by (RoPE). Pair (2 i, 2 i + 1) of a key was turned by that
-  // times its layer's inverse frequency i. With PositionMode::kOriginal it is the token index; otherwise it counts from
-  // the origin of a frame. Differences between rows of a chunk are differences of positions either way.
+  // [lanes][rows]: the position that a key was rotated by (RoPE); 0 in layers that do not rotate keys. Pair
+  // (2 i, 2 i + 1) of a key was turned by that times the model's inverse frequency i. With PositionMode::kOriginal it
+  // is the token index; otherwise it counts from the origin of a frame. Differences between rows of a chunk are
+  // differences of positions either way.
   std::span<const std::int64_t> rotations;
 
   // Returns a view with the wanted sides alone.
@@ -108,6 +109,9 @@ struct ChunkKv {
     if (!wants_keys) kv.keys = {};
     if (!wants_values) kv.values = {};
     return kv;
+  }
+  std::int64_t rotation(int lane, int row) const {
+    return rotations[static_cast<std::size_t>(lane) * static_cast<std::size_t>(rows) + static_cast<std::size_t>(row)];
   }
   std::span<const float> key(int lane, int row) const { return of(keys, lane, row); }
   std::span<const float> value(int lane, int row) const { return of(values, lane, row); }

@@ -50,7 +50,9 @@ Result<std::unique_ptr<RetentionPolicy>> make_part(const PolicyOptions& options)
   noting.note_reads();
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, info->make(noting));
   if (const std::string unread = noting.unread(); !unread.empty())
-    return invalid_argument("policy '{}' does not use its option '{}'; omit it", options.name(), unread);
+    return invalid_argument(
+        "policy '{}' lists the option '{}' but never reads it; omit the option, and mend the policy", options.name(),
+        unread);
   return policy;
 }
 

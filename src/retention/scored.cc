@@ -106,7 +106,7 @@ void ScoredPolicy::retained(int table, int run, std::vector<IndexRange>& ranges)
 }
 
 std::int64_t ScoredPolicy::exact_prefix(std::int64_t n) const {
-  if (as<ReadsKv>() != nullptr) return 0;
+  if (as<ReadsKv>() != nullptr || as<SumsQueries>() != nullptr) return 0;
   n = std::max<std::int64_t>(n, 0);
   if (acts_ == Acts::kAlways) return reductions().empty() ? undropped(n) : 0;
   if (!reductions().empty() && !by_row_) return 0;

@@ -113,6 +113,8 @@ Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view 
     if (config.is_governed(layer)) {
       shape.group_of_layer.push_back(0);
       shape.rotations.push_back(static_cast<std::uint8_t>(layer.attention.rotary));
+      if (config.rotary[static_cast<std::size_t>(layer.attention.rotary)].dims == 0)
+        shape.unrotated = layer.attention.rotary;
       continue;
     }
     if (layer.state) {

@@ -20,7 +20,7 @@ std::uint64_t kv_bytes(const ReadsKv& kv, const KvCacheShape& shape, PolicyScope
       static_cast<std::uint64_t>(shape.lanes_per_table(scope)) * all * static_cast<std::uint64_t>(shape.page.head_dim);
   return (static_cast<std::uint64_t>(kv.wants_keys() + kv.wants_values()) * floats + floats_of_page(shape)) *
              sizeof(float) +
-         all * sizeof(std::int64_t);
+         static_cast<std::uint64_t>(shape.lanes_per_table(scope)) * all * sizeof(std::int64_t);
 }
 
 int all_heads(const KvCacheShape& shape) {
@@ -32,15 +32,17 @@ int all_heads(const KvCacheShape& shape) {
 class ChunkReader {
  public:
   ChunkReader(const KvCacheShape& shape, const PolicyChunk& chunk, const PageStore& store)
-      : chunk_(chunk),
+      : shape_(shape),
+        chunk_(chunk),
         store_(store),
         dim_(static_cast<std::size_t>(shape.page.head_dim)),
         rows_(static_cast<std::size_t>(chunk.rows)),
-        page_(floats_of_page(shape)),
-        rotations_(rows_) {}
+        page_(floats_of_page(shape)) {}
 
-  ChunkKv read(const PageTable& table, bool keys, bool values) {
+  // `number`: of the table, among the governed ones.
+  ChunkKv read(const PageTable& table, int number, bool keys, bool values) {
     const auto lanes = static_cast<std::size_t>(table.pages().lanes());
+    rotations_.assign(lanes * rows_, 0);
     keys_.resize(keys ? lanes * rows_ * dim_ : 0);
     values_.resize(values ? lanes * rows_ * dim_ : 0);
     std::size_t left = rows_;
@@ -51,10 +53,11 @@ class ChunkReader {
       const SlotMask slots = entry->live & table.columns().slots_of(column, chunk_.first, chunk_.end());
       if (slots == 0) continue;
       left -= static_cast<std::size_t>(std::popcount(slots));
-      for_each(table, column, slots, [&](int slot, std::size_t row) {
-        rotations_[row] = table.tokens().stored_rotation(column, slot, frame);
-      });
       for (std::size_t lane = 0; lane < lanes; ++lane) {
+        if (rotates(static_cast<std::size_t>(number) * lanes + lane))
+          for_each(table, column, slots, [&](int slot, std::size_t row) {
+            rotations_[lane * rows_ + row] = table.tokens().stored_rotation(column, slot, frame);
+          });
         const PageId page = table.pages().of(column)[lane];
         const auto copy = [&](std::vector<float>& to) {
           for_each(table, column, slots, [&](int slot, std::size_t row) {
@@ -71,6 +74,11 @@ class ChunkReader {
   }
 
  private:
+  // `lane`: among those of all governed layers.
+  bool rotates(std::size_t lane) const {
+    return shape_.rotations.empty() ||
+           shape_.rotations[lane / static_cast<std::size_t>(shape_.kv_heads)] != shape_.unrotated;
+  }
   template <class Visit>
   void for_each(const PageTable& table, std::uint32_t column, SlotMask slots, Visit&& visit) const {
     for (; slots != 0; slots &= slots - 1) {
@@ -79,6 +87,7 @@ class ChunkReader {
     }
   }
 
+  const KvCacheShape& shape_;
   const PolicyChunk& chunk_;
   const PageStore& store_;
   std::size_t dim_;
@@ -156,7 +165,7 @@ void PolicyListener::end_chunk(const KvSequence& tables, const PageStore& store)
     return (kv_ != nullptr && (kv_->*side)()) || (kv_tap_ != nullptr && (kv_tap_->*side)());
   };
   for (int t = 0; t < tables.governed_tables(); ++t) {
-    const ChunkKv kv = reader.read(tables.table(t), wants(&ReadsKv::wants_keys), wants(&ReadsKv::wants_values));
+    const ChunkKv kv = reader.read(tables.table(t), t, wants(&ReadsKv::wants_keys), wants(&ReadsKv::wants_values));
     for (ReadsKv* receiver : {kv_, kv_tap_})
       if (receiver != nullptr) receiver->read_kv(chunk_, t, kv.only(receiver->wants_keys(), receiver->wants_values()));
   }

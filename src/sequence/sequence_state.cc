@@ -94,6 +94,7 @@ Status read_sequence(ByteReader& in, Sequence* sequence) {
   in.get(counters.seen_least);
   TokenIndex first_dropped = -1;
   in.get(first_dropped);
+  if (!in.ok()) return data_loss("its counters are cut short");
   if (first_dropped >= 0) counters.first_dropped = first_dropped;
   return sequence->resume(counters);
 }

@@ -271,6 +271,7 @@ void NaivePageStore::rotate(ColumnLanes lanes, std::span<const SlotRotation> rot
   for (const SlotRotation& rotation : rotations)
     for (int lane = 0; lane < lanes.count; ++lane) {
       const PageId id = rotation.pages[lane];
+      if (rotations_[static_cast<std::size_t>(lanes.rotation(lane, format(id)))].dims == 0) continue;
       NaivePage own = opened(id);
       for (SlotMask left = rotation.slots; left != 0; left &= left - 1) {
         const auto s = static_cast<std::size_t>(std::countr_zero(left));

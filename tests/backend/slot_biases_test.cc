@@ -119,11 +119,11 @@ TEST_P(SlotBiasesOnKernels, OfZeroChangeNoBit) {
   }
 }
 
-// On AMX, entries without biases are read by the tile unit, which sums in another order.
+// On AMX, entries without biases are read by the tile unit, which rounds differently.
 TEST_P(SlotBiasesOnKernels, OfMinusInfinityDropTheToken) {
   const auto drops = [](TokenIndex token) { return token < 20 || token % 2 == 0; };
   const auto hides = [&](int, int, TokenIndex token) { return drops(token) ? -1e30F : 0.0F; };
-  for (const auto& [type, tolerance] : {std::pair{"f32", 2e-4}, {"f16", 1e-3}}) {
+  for (const auto& [type, tolerance] : {std::pair{"f32", 2e-4}, {"f16", GetParam() == "amx" ? 1e-3 : 2e-4}}) {
     const std::vector<float> hidden = logits(type, Weigher(PolicyScope::kLayer, PositionMode::kOriginal, hides));
     const std::vector<float> dropped = logits(type, Weigher(PolicyScope::kLayer, PositionMode::kOriginal, {}, drops));
     const std::vector<float> all = logits(type, Weigher(PolicyScope::kLayer, PositionMode::kOriginal, {}));

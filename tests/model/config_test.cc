@@ -186,13 +186,25 @@ TEST(ModelConfig, GovernedLayersDifferInWhetherTheyRotateAtMost) {
                          return Status();
                        }).status();
   EXPECT_EQ(bases.code(), StatusCode::kUnsupported);
-  EXPECT_NE(bases.message().find("different bases"), std::string::npos) << bases.message();
+  EXPECT_NE(bases.message().find("rotate keys differently"), std::string::npos) << bases.message();
   const Status heads = read_with([](Keys&, ModelConfig* model) {
                          model->layers[1].attention.kv_heads = 1;
                          return Status();
                        }).status();
   EXPECT_EQ(heads.code(), StatusCode::kUnsupported);
   EXPECT_NE(heads.message().find("differ in heads"), std::string::npos) << heads.message();
+  const Status queries = read_with([](Keys&, ModelConfig* model) {
+                           model->layers[1].attention.heads = 4;
+                           return Status();
+                         }).status();
+  EXPECT_EQ(queries.code(), StatusCode::kUnsupported);
+  const Status windows = read_with([](Keys&, ModelConfig* model) {
+                           model->layers[0].attention.window = 100;
+                           model->layers[1].attention.window = 200;
+                           return Status();
+                         }).status();
+  EXPECT_EQ(windows.code(), StatusCode::kUnsupported);
+  EXPECT_NE(windows.message().find("windows"), std::string::npos) << windows.message();
 }
 
 TEST(ModelConfig, GptNeoXResidualIsParallelUnlessTheFileSaysOtherwise) {

@@ -129,7 +129,6 @@ const std::byte* CpuPageStore::opened(PageId page, std::byte* room) const {
 
 // Keys in Hadamard form are transformed back, rotated, and transformed again.
 void CpuPageStore::rotate_open(const PageFormat& open, std::byte* page, SlotMask slots, Turn turn) const {
-  if (turn.cosines == nullptr) return;
   if (open.hadamard_keys) hadamard_keys(open, page, slots);
   kernels_.rotate_keys(open, page, slots, turn.rotary, turn.cosines, turn.sines());
   if (open.hadamard_keys) hadamard_keys(open, page, slots);
@@ -210,6 +209,7 @@ void CpuPageStore::rotate(ColumnLanes lanes, std::span<const SlotRotation> rotat
   fill_turns(lanes, {&one, 1});
   threads_.parallel_for(lanes.count, [&](int lane) {
     const Turn turn = turn_of(0, one, lanes.rotation(lane, format(one.to[lane])));
+    if (turn.cosines == nullptr) return;
     alignas(64) std::byte room[kMostOpenBytes];
     for (const SlotRotation& rotation : rotations) {
       const PageId page = rotation.pages[lane];

@@ -23,10 +23,11 @@ void PassTables::begin(const Backend::Pass& pass) {
     }
     for (std::size_t l = 0; l < sequence.layers.size(); ++l) {
       const LayerLanes& lanes = sequence.layers[l];
-      if (shape_.rotations[static_cast<std::size_t>(shape_.layers[l].rotation)].dims == 0) continue;
-      for (int t = 0; t < lanes.tables; ++t)
-        tables_[first + static_cast<std::size_t>(lanes.first_table + t)].rotation =
-            static_cast<std::size_t>(shape_.layers[l].rotation);
+      const auto rotation = static_cast<std::size_t>(shape_.layers[l].rotation);
+      for (int t = 0; t < lanes.tables; ++t) {
+        std::size_t& of_table = tables_[first + static_cast<std::size_t>(lanes.first_table + t)].rotation;
+        if (of_table == PassTable::kNoRotation || shape_.rotations[rotation].dims > 0) of_table = rotation;
+      }
     }
   }
   fill_rotations();

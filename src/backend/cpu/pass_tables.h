@@ -25,13 +25,15 @@ struct TablePartial {
 
 // What a pass derives from one page table, whatever the layer.
 struct PassTable {
+  static constexpr std::size_t kNoRotation = ~std::size_t{0};  // not known yet
+
   const BatchTable* batch = nullptr;
   std::size_t first_partial = 0;
   std::size_t partials = 0;
-  std::uint32_t entries = 0;    // of all frames
-  std::size_t rotation = 0;     // index in BackendShape::rotations; of the layers that rotate
-  std::size_t first_key = 0;    // where its keys' rotations begin, in floats
-  std::size_t first_query = 0;  // where its queries' rotations begin, in floats
+  std::uint32_t entries = 0;           // of all frames
+  std::size_t rotation = kNoRotation;  // index in BackendShape::rotations; of the layers that rotate
+  std::size_t first_key = 0;           // where its keys' rotations begin, in floats
+  std::size_t first_query = 0;         // where its queries' rotations begin, in floats
 };
 
 // The lanes that one layer has in one table.

@@ -17,7 +17,7 @@ using Place = std::pair<int, TokenIndex>;  // table and token
 // What a policy was shown. Keys and values: of all lanes.
 struct Shown {
   std::map<Place, std::vector<float>> keys, values;
-  std::map<Place, std::int64_t> rotations;
+  std::map<Place, std::vector<std::int64_t>> rotations;  // [lanes]
   // Of the chunk that begins at the token: rows, then sums and products of each head.
   std::map<Place, std::vector<double>> queries;
 
@@ -68,8 +68,9 @@ class Spy final : public RetentionPolicy, public ReadsKv, public SumsQueries {
     ASSERT_EQ(kv.values.empty(), !wants_.values);
     for (int row = 0; row < kv.rows; ++row) {
       const Place place{table, chunk.first + row};
-      ASSERT_TRUE(shown_.rotations.emplace(place, kv.rotations[static_cast<std::size_t>(row)]).second) << "twice";
+      ASSERT_FALSE(shown_.rotations.contains(place)) << "twice";
       for (int lane = 0; lane < kv.lanes; ++lane) {
+        shown_.rotations[place].push_back(kv.rotation(lane, row));
         if (wants_.keys) append(shown_.keys[place], kv.key(lane, row));
         if (wants_.values) append(shown_.values[place], kv.value(lane, row));
       }
@@ -131,7 +132,7 @@ void expect_those_of_pages(const PageStore& store, const KvSequence& sequence, c
               const auto first = page.begin() + static_cast<std::ptrdiff_t>(dim) * slot;
               const auto own = floats.begin() + static_cast<std::ptrdiff_t>(dim * lane);
               ASSERT_TRUE(std::equal(own, own + static_cast<std::ptrdiff_t>(dim), first));
-              EXPECT_EQ(shown.rotations.at({t, token}), token);
+              EXPECT_EQ(shown.rotations.at({t, token})[lane], token);
               ++compared;
             }
           }
@@ -139,7 +140,7 @@ void expect_those_of_pages(const PageStore& store, const KvSequence& sequence, c
   EXPECT_GT(compared, 0);
 }
 
-TEST(PolicyInputs, AreThoseOfThePagesWhateverThePasses) {
+TEST(PolicyListener, ShowsThoseOfThePagesWhateverThePasses) {
   const RandomModelSpec spec = family_cases().front().spec;
   const TemporaryFile file(make_random_model(spec));
   const Text text(70, 9, 1);
@@ -171,6 +172,33 @@ TEST(PolicyInputs, AreThoseOfThePagesWhateverThePasses) {
     }
 }
 
+// Every fourth layer of SmolLM3 leaves keys as they are.
+TEST(PolicyListener, KeysOfLayersWithoutRotationAreTurnedByNothing) {
+  const auto families = family_cases();
+  const auto smollm3 = std::ranges::find(families, "smollm3", &FamilyCase::name);
+  ASSERT_NE(smollm3, families.end());
+  const TemporaryFile file(make_random_model(smollm3->spec));
+  const auto model = load(file.path());
+  for (const PolicyScope scope : {PolicyScope::kSequence, PolicyScope::kLayer, PolicyScope::kHead}) {
+    Shown shown;
+    SequenceRunner runner(model, *new_cache(model, std::uint64_t{1} << 28),
+                          std::make_unique<Spy>(Spy::Wants{.scope = scope}, &shown));
+    run_text(runner, Text(70, 9, 1), 0);
+    const std::size_t lanes = static_cast<std::size_t>(model->kv_shape.lanes_per_table(scope));
+    std::size_t unrotated = 0;
+    for (const auto& [place, rotations] : shown.rotations) {
+      ASSERT_EQ(rotations.size(), lanes);
+      for (std::size_t lane = 0; lane < lanes; ++lane) {
+        const std::size_t layer =
+            (static_cast<std::size_t>(place.first) * lanes + lane) / static_cast<std::size_t>(smollm3->spec.kv_heads);
+        EXPECT_EQ(rotations[lane], (layer + 1) % 4 == 0 ? 0 : place.second) << layer;
+        unrotated += (layer + 1) % 4 == 0;
+      }
+    }
+    EXPECT_EQ(unrotated, static_cast<std::size_t>(79 * smollm3->spec.kv_heads));
+  }
+}
+
 // Takes down the attention of each row.
 class Weights final : public kvasir::AttentionObserver {
  public:
@@ -189,7 +217,7 @@ class Weights final : public kvasir::AttentionObserver {
 
 // Queries, turned by the formula of RoPE, and keys give the weights that the engine used. Sums of chunks of several
 // rows are sums of those of one.
-TEST(PolicyInputs, QueriesAndKeysGiveTheAttention) {
+TEST(PolicyListener, QueriesAndKeysGiveTheAttention) {
   const TemporaryFile file(make_random_model(family_cases().front().spec));
   const auto model = load(file.path(), {.threads = 2, .kv_type = "f32", .page_slots = 16});
   const KvCacheShape& shape = model->kv_shape;
@@ -247,7 +275,7 @@ TEST(PolicyInputs, QueriesAndKeysGiveTheAttention) {
 }
 
 // A sequence never takes more than was planned, and what one input less takes is less by just that.
-TEST(PolicyInputs, ArePlannedToTheByte) {
+TEST(PolicyListener, ArePlannedToTheByte) {
   const TemporaryFile file(make_random_model(family_cases().front().spec));
   const auto model = load(file.path(), {.threads = 2, .kv_type = "f16", .page_slots = 16});
   const KvCacheShape& shape = model->kv_shape;
@@ -257,7 +285,8 @@ TEST(PolicyInputs, ArePlannedToTheByte) {
   };
   const auto dim = static_cast<std::uint64_t>(shape.page.head_dim);
   const std::uint64_t side = static_cast<std::uint64_t>(shape.kv_heads) * 24 * dim * sizeof(float);
-  const std::uint64_t page_and_places = 16 * dim * sizeof(float) + 24 * sizeof(std::int64_t);
+  const std::uint64_t page_and_places =
+      16 * dim * sizeof(float) + static_cast<std::uint64_t>(shape.kv_heads) * 24 * sizeof(std::int64_t);
   const std::uint64_t sums =
       static_cast<std::uint64_t>(shape.layers * shape.query_heads) * (dim + dim * (dim + 1) / 2) * sizeof(double);
   EXPECT_EQ(planned({.keys = false, .values = false, .queries = false}), 0u);
