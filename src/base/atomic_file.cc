@@ -42,24 +42,19 @@ AtomicFile::~AtomicFile() {
   ::close(descriptor_);
 }
 
-Status AtomicFile::failed(const char* what) const {
-  if (errno != ENOSPC && errno != EDQUOT && errno != EFBIG) return errno_status(what, partial_);
-  return exhausted("cannot {} '{}': {}; make room, or choose another place", what, partial_, std::strerror(errno));
-}
-
 Status AtomicFile::write(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t written = ::write(descriptor_, bytes.data(), std::min<std::size_t>(bytes.size(), 1 << 30));
     if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return failed("write");
+    if (written <= 0) return errno_status("write", partial_);
     bytes = bytes.subspan(static_cast<std::size_t>(written));
   }
   return {};
 }
 
 Status AtomicFile::commit() {
-  if (::fsync(descriptor_) != 0) return failed("write");
-  if (::rename(partial_.c_str(), path_.c_str()) != 0) return failed("rename");
+  if (::fsync(descriptor_) != 0) return errno_status("write", partial_);
+  if (::rename(partial_.c_str(), path_.c_str()) != 0) return errno_status("rename", partial_);
   ::close(std::exchange(descriptor_, -1));
   // The rename is durable once the folder is synced.
   const std::size_t slash = path_.rfind('/');

@@ -31,7 +31,6 @@ class AtomicFile {
 
  private:
   AtomicFile(std::string path, std::string partial) : path_(std::move(path)), partial_(std::move(partial)) {}
-  Status failed(const char* what) const;
 
   std::string path_;
   std::string partial_;

@@ -35,7 +35,8 @@ StatusCode code_of(int error) {
   switch (error) {
     case ENOENT: return StatusCode::kNotFound;
     case ENOSPC:
-    case EDQUOT: return StatusCode::kResourceExhausted;
+    case EDQUOT:
+    case EFBIG: return StatusCode::kResourceExhausted;
     case EACCES:
     case EISDIR:
     case ENOTDIR:
@@ -50,7 +51,8 @@ StatusCode code_of(int error) {
 Status errno_status(const char* what, const std::string& path) {
   const int error = errno;
   const StatusCode code = code_of(error);
-  return make_status(code, "cannot {} '{}': {}", what, path, std::strerror(error));
+  return make_status(code, "cannot {} '{}': {}{}", what, path, std::strerror(error),
+                     code == StatusCode::kResourceExhausted ? "; make room, or choose another place" : "");
 }
 
 std::int64_t modified_of(const struct stat& status) {

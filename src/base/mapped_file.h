@@ -72,7 +72,7 @@ Result<ReplaceTarget> replace_target(const std::string& path);
 // as replace_target; the system's if no file can be created beside it.
 Status check_replaceable(const std::string& path);
 
-// Returns the error of the last system call (errno): "cannot WHAT 'PATH': REASON".
+// Returns the error of the last system call (errno): "cannot WHAT 'PATH': REASON", and what to do about a full disk.
 Status errno_status(const char* what, const std::string& path);
 
 // Checks whether write_file could write to a path now, so that long work can fail early. Changes nothing. Errors: as

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,12 +30,14 @@
 #include "cli/signals.h"
 #include "retention/demotion.h"
 #include "retention/registry.h"
+#include "retention/scored.h"
 #include "text/utf8.h"
 
 namespace kvasir::cli {
 namespace {
 
-bool g_quiet = false;  // no notes, no progress
+bool g_quiet = false;                   // no notes, no progress
+std::atomic<bool> g_line_open = false;  // what was printed last ends within a line
 
 }  // namespace
 
@@ -189,7 +192,15 @@ void add_quiet_option(CLI::App& program) {
   for (CLI::App* command : commands) add_quiet_option(*command);
 }
 
+bool streams_are_one() {
+  struct stat out {
+  }, error{};
+  return ::fstat(STDOUT_FILENO, &out) == 0 && ::fstat(STDERR_FILENO, &error) == 0 && out.st_dev == error.st_dev &&
+         out.st_ino == error.st_ino;
+}
+
 void write_error(std::string_view text) {
+  if (g_line_open.exchange(false) && !text.starts_with('\n') && streams_are_one()) std::fputc('\n', stderr);
   std::fwrite(text.data(), 1, text.size(), stderr);
 }
 
@@ -198,6 +209,7 @@ void write_note(std::string_view text) {
 }
 
 Status print(std::string_view text) {
+  if (!text.empty()) g_line_open = !text.ends_with('\n');
   while (!text.empty()) {
     const ssize_t written = ::write(STDOUT_FILENO, text.data(), text.size());
     const int error = errno;
@@ -398,21 +410,27 @@ ReadingWork reading_work(const std::string& policy, std::int64_t window) {
 }
 
 std::optional<std::int64_t> kept_behind_prompt(const std::string& policy, std::int64_t tokens) {
-  const Result<PolicySpec> spec = PolicySpec::parse(policy);
-  if (!spec.ok()) return std::nullopt;
-  const auto made = make_policy(*spec);
+  const auto made = make_policy(policy);
   if (!made.ok()) return std::nullopt;
   if (const auto bound = (*made)->bound()) return std::min(tokens, *bound - 1);
   const PolicyTraits& traits = (*made)->traits();
   if (!traits.compacts) return tokens;  // a policy that drops nothing, or at a time that depends on the text
+  const Result<PolicySpec> spec = PolicySpec::parse(traits.spec);  // in which recent=auto is a number
+  if (!spec.ok()) return std::nullopt;
   // In a composition, the policy that keeps less decides.
   std::optional<std::int64_t> kept;
   for (const PolicyOptions& options : spec->parts) {
+    const auto number = [&](std::string_view key) {
+      const Result<std::int64_t> value = options.accepts(key) ? options.get_int(key, 0, kMostTokens) : 0;
+      return value.ok() ? *value : 0;
+    };
     if (const auto part = make_policy(PolicySpec{{options}, {}}); part.ok() && (*part)->bound()) {
       kept = std::min(kept.value_or(tokens), *(*part)->bound() - 1);
     } else if (options.accepts("budget")) {
-      const Result<Budget> budget = options.get_budget("budget", std::int64_t{1} << 40);
-      if (budget.ok()) kept = std::min(kept.value_or(tokens), budget->at(tokens));
+      // A budget that is a share may be smaller than what is never dropped.
+      const std::int64_t least = std::max(number("sinks"), number("protect")) + number("recent") + number("window");
+      const Result<Budget> budget = options.get_budget("budget", kMostTokens);
+      if (budget.ok()) kept = std::min(kept.value_or(tokens), std::max(budget->at(tokens), least));
     }
   }
   return kept;

@@ -80,8 +80,12 @@ CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::u
 // Adds --quiet, which silences note() and ProgressBar, to every command. Call it after all commands are added.
 void add_quiet_option(CLI::App& program);
 
-// Write to standard error: an error always, a note unless --quiet was given. Both ignore failures: a full disk under a
-// log file does not end a run.
+// Returns whether standard output and standard error are one terminal, pipe or file.
+bool streams_are_one();
+
+// Write to standard error: an error always, a note unless --quiet was given. Both start a new line behind text of
+// print() that ends within one, if it went to the same place. Both ignore failures: a full disk under a log file does
+// not end a run.
 void write_error(std::string_view text);
 void write_note(std::string_view text);
 
@@ -146,7 +150,8 @@ double steady_seconds();
 // Returns the work of reading a text under a policy, in windows of `window` tokens unless that is 0.
 ReadingWork reading_work(const std::string& policy, std::int64_t window = 0);
 
-// Returns the number of tokens that a policy keeps of `tokens` tokens read; nullopt if it depends on the text.
+// Returns the number of tokens that a policy keeps of `tokens` tokens read, with those it never drops; nullopt if it
+// depends on the text.
 std::optional<std::int64_t> kept_behind_prompt(const std::string& policy, std::int64_t tokens);
 
 // A progress bar on standard error; occasional lines if that is not a terminal.

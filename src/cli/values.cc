@@ -3,7 +3,10 @@
 #include <fmt/core.h>
 
 #include <charconv>
+#include <cmath>
 #include <cstdint>
+#include <cstdlib>
+#include <limits>
 #include <string_view>
 #include <system_error>
 
@@ -97,6 +100,14 @@ bool is_number(const std::string& text) {
   return error == std::errc() && end == text.data() + text.size() && !octal;
 }
 
+// Whether the text is a number too large for a float, which CLI11 would read as infinity.
+bool is_beyond_float(const std::string& text) {
+  char* end = nullptr;
+  const long double value = std::strtold(text.c_str(), &end);
+  return *end == '\0' && std::fabs(value) > std::numeric_limits<float>::max() &&
+         text.find_first_of("iI") == std::string::npos;  // "inf" is refused under its own name
+}
+
 void check_number(const CLI::App& command, CLI::Option* option, bool (*accepts)(const std::string&)) {
   const auto check = [&command, option, accepts](std::string& text) {
     return accepts(text) ? "" : number_complaint(command, option, text);
@@ -111,7 +122,10 @@ std::string number_complaint(const CLI::App& command, const CLI::Option* option,
   const std::size_t digits = text.starts_with('-') ? 1 : 0;
   const bool is_whole = digits < text.size() && text.find_first_not_of("0123456789", digits) == std::string::npos &&
                         (text[digits] != '0' || text.size() == digits + 1);
-  const std::string_view problem = is_whole ? "is out of range" : whole ? "is not a whole number" : "is not a number";
+  const bool out_of_range = is_whole || (!whole && is_beyond_float(text));
+  const std::string_view problem = out_of_range ? "is out of range"
+                                   : whole      ? "is not a whole number"
+                                                : "is not a number";
   std::string meant;
   std::int64_t thousands = 0;
   if (whole && text.size() > 1 && text.size() < 10 && (text.back() == 'k' || text.back() == 'K') &&
@@ -135,7 +149,8 @@ void check_values(CLI::App& program) {
     if (type == "FOLDER") option->check(CLI::Validator(named("a folder"), ""));
     if (type == "NAME") option->check(CLI::Validator(named("a model"), ""));
     // CLI11 reads an empty value as 0.
-    if (type == "FLOAT") check_number(program, option, [](const std::string& text) { return !text.empty(); });
+    if (type == "FLOAT")
+      check_number(program, option, [](const std::string& text) { return !text.empty() && !is_beyond_float(text); });
     if (type == "INT") check_number(program, option, is_number<std::int64_t>);
     if (type == "UINT") check_number(program, option, is_number<std::uint64_t>);
     if (option->get_expected_max() <= 1 && option->get_multi_option_policy() == CLI::MultiOptionPolicy::Throw)

@@ -33,7 +33,7 @@ Result<float> read_norm_eps(Keys& keys, NormKind norm) {
   const std::string_view key =
       norm == NormKind::kRms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon";
   KVASIR_ASSIGN_OR_RETURN(const double eps, keys.number(key));
-  if (!(eps > 0 && eps < 1)) return data_loss("{} is {}, outside 0 to 1", keys.name(key), eps);
+  if (!(eps > 0 && eps < 1)) return data_loss("{} is {}; it must be above 0 and below 1", keys.name(key), eps);
   return static_cast<float>(eps);
 }
 

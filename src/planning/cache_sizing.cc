@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/counted.h"
 #include "base/status.h"
 #include "offload/demotion.h"
 #include "retention/registry.h"
@@ -153,11 +154,12 @@ Result<CacheSize> default_size(const CacheConditions& conditions) {
   KVASIR_ASSIGN_OR_RETURN(size.policy, with_cap(low, conditions.protect));
   if (const CacheFit fit = fit_of(conditions, *size.policy, chunk); !fit.fits()) {
     const bool chosen = chunks.size() > 1;
-    Status status = make_status(
-        conditions.kv_memory > 0 ? StatusCode::kInvalidArgument : StatusCode::kResourceExhausted,
-        "{} bytes of KV memory hold no cache at all for this model (at least {} are needed with chunk={}); give it "
-        "more memory{}",
-        fit.limit, fit.needed, chunk, chosen || chunk == 1 ? "" : ", or a smaller chunk");
+    Status status =
+        make_status(conditions.kv_memory > 0 ? StatusCode::kInvalidArgument : StatusCode::kResourceExhausted,
+                    "{} of KV memory {} no cache at all for this model (at least {} are needed with chunk={}); give it "
+                    "more memory{}",
+                    counted(static_cast<std::int64_t>(fit.limit), "byte"), fit.limit == 1 ? "holds" : "hold",
+                    fit.needed, chunk, chosen || chunk == 1 ? "" : ", or a smaller chunk");
     if (chosen || chunk == 1) return std::move(status).about({"kv_memory"});
     return std::move(status).about({"kv_memory", "chunk"});
   }

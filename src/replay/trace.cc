@@ -24,16 +24,6 @@ static_assert(std::endian::native == std::endian::little, "traces are read as th
 
 constexpr double kMostSumError = 0.01;  // softmax rows computed in bf16 stay within 0.004
 
-Status system_error(const char* what, const std::string& path) {
-  const int error = errno;
-  StatusCode code = StatusCode::kIo;
-  if (error == ENOSPC || error == EDQUOT || error == EFBIG) code = StatusCode::kResourceExhausted;
-  if (error == ENOENT) code = StatusCode::kNotFound;
-  if (error == EACCES || error == EISDIR || error == ENOTDIR || error == ELOOP || error == ENAMETOOLONG)
-    code = StatusCode::kInvalidArgument;  // the path is wrong, not the machine
-  return make_status(code, "cannot {} '{}': {}", what, path, std::strerror(error));
-}
-
 std::uint64_t floats_of(const std::array<std::int64_t, 4>& shape) {
   std::uint64_t floats = 1;
   for (const std::int64_t size : shape) floats *= static_cast<std::uint64_t>(size);
@@ -207,7 +197,7 @@ Result<AttentionTraceWriter> AttentionTraceWriter::open(const std::string& path,
   writer.temporary_ = temporary_name(writer.target_);
   writer.shape_ = shape;
   writer.fd_ = ::open(writer.temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, target.mode);
-  if (writer.fd_ < 0) return system_error("create", writer.temporary_);
+  if (writer.fd_ < 0) return errno_status("create", writer.temporary_);
   std::uint64_t end = 0;
   for (int i = 0; i < shape.arrays(); ++i) {
     const std::array<std::int64_t, 4> own = shape.of(TraceArray{i});
@@ -216,7 +206,8 @@ Result<AttentionTraceWriter> AttentionTraceWriter::open(const std::string& path,
     writer.offsets_[static_cast<std::size_t>(i)] = end + header.size();
     end += header.size() + floats_of(own) * sizeof(float);
   }
-  if (::ftruncate(writer.fd_, static_cast<off_t>(end)) != 0) return system_error("make room for", writer.temporary_);
+  if (::ftruncate(writer.fd_, static_cast<off_t>(end)) != 0)
+    return errno_status("reserve space for", writer.temporary_);
   return writer;
 }
 
@@ -248,7 +239,7 @@ Status AttentionTraceWriter::write(std::uint64_t offset, std::span<const std::by
   while (!bytes.empty()) {
     const ssize_t n = ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return system_error("write", path_);
+    if (n < 0) return errno_status("write", path_);
     bytes = bytes.subspan(static_cast<std::size_t>(n));
     offset += static_cast<std::uint64_t>(n);
   }
@@ -274,7 +265,7 @@ Status AttentionTraceWriter::finish() {
   // A full disk may be reported only on closing.
   Status status;
   if (::close(std::exchange(fd_, -1)) != 0 || ::rename(temporary_.c_str(), target_.c_str()) != 0) {
-    status = system_error("write", path_);
+    status = errno_status("write", path_);
     ::unlink(temporary_.c_str());
   }
   return status;

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/status.h"
+#include "retention/policy_spec.h"
 
 namespace kvasir {
 namespace {
@@ -222,6 +223,12 @@ Result<std::unique_ptr<RetentionPolicy>> part_of(const RetentionPolicy& policy, 
   return invalid_argument("policy '{}' cannot be part of a composition; use it alone", policy.traits().spec);
 }
 
+// Whether the policy has the option pos.
+bool chooses_positions(const PolicyTraits& traits) {
+  const Result<PolicyOptions> options = PolicyOptions::parse(traits.spec);
+  return options.ok() && options->accepts("pos");
+}
+
 }  // namespace
 
 Result<std::unique_ptr<RetentionPolicy>> compose(const RetentionPolicy& first, const RetentionPolicy& second) {
@@ -230,8 +237,10 @@ Result<std::unique_ptr<RetentionPolicy>> compose(const RetentionPolicy& first, c
   const PolicyTraits& ta = a->traits();
   const PolicyTraits& tb = b->traits();
   if (ta.positions != tb.positions && ta.positions != PositionMode::kAuto && tb.positions != PositionMode::kAuto)
-    return invalid_argument("policies '{}' and '{}' want different positions; give one of them pos=auto", ta.spec,
-                            tb.spec);
+    return invalid_argument("policies '{}' and '{}' want different positions; give {} pos=auto", ta.spec, tb.spec,
+                            !chooses_positions(ta)   ? fmt::format("'{}'", tb.spec)
+                            : !chooses_positions(tb) ? fmt::format("'{}'", ta.spec)
+                                                     : "one of them");
   const auto refuse = [&](std::string_view what) {
     return invalid_argument("policies '{}' and '{}' both {}; only one part of a composition can", ta.spec, tb.spec,
                             what);

@@ -83,6 +83,14 @@ SpecText split_demotion(std::string_view text) {
   return {text.substr(0, at), text.substr(at + kMark.size())};
 }
 
+// Returns the end of "window:size=4@foo=1" from the @ on; empty if there is none. The name of a file may contain an @.
+std::string_view unknown_suffix(std::string_view part) {
+  const std::size_t at = part.rfind('@');
+  if (at == std::string_view::npos) return {};
+  const std::size_t equals = part.find_first_not_of("abcdefghijklmnopqrstuvwxyz_", at + 1);
+  return equals != std::string_view::npos && part[equals] == '=' ? part.substr(at) : std::string_view();
+}
+
 // Splits "a+b" at each + that precedes a name, since numbers may contain a + too.
 std::vector<std::string_view> split_parts(std::string_view text) {
   std::vector<std::string_view> parts;
@@ -97,13 +105,17 @@ std::vector<std::string_view> split_parts(std::string_view text) {
   return parts;
 }
 
+std::vector<std::string_view> policy_names() {
+  std::vector<std::string_view> names;
+  for (const PolicyInfo* known : all_policies()) names.push_back(known->name);
+  return names;
+}
+
 }  // namespace
 
 Result<const PolicyInfo*> policy_named(std::string_view name) {
   if (const PolicyInfo* info = find_policy(name)) return info;
-  std::vector<std::string_view> names;
-  for (const PolicyInfo* known : all_policies()) names.push_back(known->name);
-  return invalid_argument("unknown retention policy '{}'{}", name, choices(name, "the policies", names));
+  return invalid_argument("unknown retention policy '{}'{}", name, choices(name, "the policies", policy_names()));
 }
 
 Result<PolicyOptions> PolicyOptions::parse(std::string_view text) {
@@ -258,6 +270,15 @@ Result<PolicySpec> PolicySpec::parse(std::string_view text) {
         split.policy);
   PolicySpec spec;
   for (const std::string_view part : parts) {
+    const std::string_view name = part.substr(0, part.find(':'));
+    if (name.empty() || name.ends_with('+') || part.ends_with('+'))
+      return invalid_argument("policy spec '{}': the name of a policy is missing{}; the policies are: {}", text,
+                              split.policy.find('+') == std::string_view::npos ? ""
+                              : name.empty()                                   ? " in front of the '+'"
+                                                                               : " behind the '+'",
+                              joined(policy_names()));
+    if (const std::string_view suffix = unknown_suffix(part); !suffix.empty())
+      return invalid_argument("policy spec '{}': '{}' is unknown; only '{}' can follow a policy", text, suffix, kMark);
     KVASIR_ASSIGN_OR_RETURN(PolicyOptions options, PolicyOptions::parse(part));
     spec.parts.push_back(std::move(options));
   }

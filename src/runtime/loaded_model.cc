@@ -191,12 +191,6 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   model->chat = std::move(header.chat);
   model->tokenizer = std::move(header.tokenizer);
   KVASIR_ASSIGN_OR_RETURN(model->kv_shape, kv_cache_shape(model->config, options.kv_type, options.page_slots));
-  if (const std::uint64_t given = options.kv_memory, least = KvCache::cost(model->kv_shape, {}, 1);
-      given > 0 && given < least)
-    return invalid_argument(
-               "a KV memory of {} is less than one page for each KV head of each layer ({} bytes); give it more",
-               counted(static_cast<std::int64_t>(given), "byte"), least)
-        .about({"kv_memory"});
   const int threads = options.threads > 0 ? options.threads : usable_cores();
   // glibc reserves at least 64 MiB of address space for each thread that allocates.
   if (address_space_is_limited()) ::mallopt(M_ARENA_MAX, 1);
@@ -271,6 +265,15 @@ std::string LoadedModel::arithmetic_id(const PageFormat& format) const {
   return mixers.empty() ? id : fmt::format("{}{}{}", id, kStatesOfId, fmt::join(mixers, "+"));
 }
 
+Status check_kv_memory(const KvCacheShape& shape, std::uint64_t bytes) {
+  const std::uint64_t least = KvCache::cost(shape, {}, 1);
+  if (bytes >= least) return {};
+  return invalid_argument(
+             "a KV memory of {} is less than one page for each KV head of each layer ({} bytes); give it more",
+             counted(static_cast<std::int64_t>(bytes), "byte"), least)
+      .about({"kv_memory"});
+}
+
 Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& model, std::uint64_t budget) {
   KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<KvCache> cache, new_cache(model, model->kv_shape, budget));
   for (const KvCodec& codec : model->codecs) KVASIR_RETURN_IF_ERROR(cache->allow(codec));
@@ -279,6 +282,7 @@ Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& m
 
 Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& model, const KvCacheShape& shape,
                                            std::uint64_t budget) {
+  KVASIR_RETURN_IF_ERROR(check_kv_memory(shape, budget));
   struct Whole {
     std::shared_ptr<LoadedModel> model;
     std::unique_ptr<PageStore> store;

@@ -61,8 +61,11 @@ struct LoadedModel {
   PageStore* store_of(const KvCache& cache) const { return cache.pool().store(); }
 };
 
+// Checks that KV memory of `bytes` holds a page for each KV head of each layer. Errors: kInvalidArgument.
+Status check_kv_memory(const KvCacheShape& shape, std::uint64_t bytes);
+
 // Makes a cache for sequences of the model in any of its codecs, with the pages' bytes in the model's backend. Errors:
-// kResourceExhausted.
+// those of check_kv_memory; kResourceExhausted.
 Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& model, std::uint64_t budget);
 // As above, only for the given shape.
 Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& model, const KvCacheShape& shape,

@@ -176,8 +176,7 @@ Status WeightFile::make() {
   } while (error == EINTR);
   if (error != 0) {
     errno = error;
-    const Status status = errno_status("make room for packed weights in", folder_);
-    return make_status(status.code(), "{} ({} bytes)", status.message(), file_bytes());
+    return errno_status(fmt::format("reserve {} bytes for packed weights in", file_bytes()).c_str(), folder_);
   }
   return map(descriptor_, PROT_READ | PROT_WRITE);
 }

@@ -85,7 +85,11 @@ TEST(Documents, WhatWillBeForgottenIsSaidFirst) {
   EXPECT_NE(told("snapkv:budget=64").find("; 64 of "), std::string::npos);
   EXPECT_NE(told("snapkv:budget=64").find("the others will be forgotten"), std::string::npos);
   EXPECT_NE(told("streaming:cap=64@demote=q4").find("the others demoted"), std::string::npos);
-  for (const char* policy : {"full", "streaming:cap=2000"}) EXPECT_EQ(told(policy).find(" to read"), std::string::npos);
+  // What is never dropped is kept even beyond a budget that is a share.
+  EXPECT_NE(told("snapkv:budget=1%").find("; 16 of "), std::string::npos);
+  EXPECT_NE(told("h2o:budget=1%,recent=40,sinks=2").find("; 42 of "), std::string::npos);
+  for (const char* policy : {"full", "streaming:cap=2000", "h2o:budget=1%"})
+    EXPECT_EQ(told(policy).find(" to read"), std::string::npos);
 }
 
 // What is recommended can be done: not `full` where the memory does not hold it.

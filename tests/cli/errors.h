@@ -35,10 +35,14 @@ inline std::string see(const std::string& command) {
   return " (see 'kvasir" + (command.empty() ? "" : " " + command) + " --help')";
 }
 
-inline std::string unknown_policy(const std::string& name) {
+inline std::string policy_names() {
   std::vector<std::string_view> names;
   for (const PolicyInfo* info : all_policies()) names.push_back(info->name);
-  return fmt::format("unknown retention policy '{}'; the policies are: {}", name, fmt::join(names, ", "));
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+inline std::string unknown_policy(const std::string& name) {
+  return fmt::format("unknown retention policy '{}'; the policies are: {}", name, policy_names());
 }
 
 inline std::string no_model_in(const std::string& folder) {

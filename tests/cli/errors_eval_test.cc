@@ -175,7 +175,11 @@ TEST_F(Errors, EmptyTextsAndTextsOfOneToken) {
       {{"record", "-m", model, "-f", file("empty"), "-o", file("out.npy")}, 2, empty},
       {{"eval", "ppl", "-m", model, "-f", file("letter"), "--tokens", "1"},
        2,
-       "the text has 1 token, at least 2 are needed; give a longer text"},
+       "1 token of the text is too few to score: at least 2 are needed; give a larger --tokens"},
+      {{"eval", "ppl", "-m", model, "-f", file("texts/a.txt"), "--tokens", "3", "--window", "4"},
+       2,
+       "3 tokens of the text are too few to score: at least 4 are needed; give a larger --tokens or a smaller "
+       "--window"},
       {{"eval", "ppl", "-m", model, "-f", file("letter"), "--skip", "1", "--tokens", "2"},
        2,
        "leaving 1 token unscored leaves nothing of 2 to score; leave fewer out [--skip]"},

@@ -93,6 +93,22 @@ TEST_F(ErrorsSave, FilesThatAreRead) {
   EXPECT_EQ(kept("text"), before);
 }
 
+// Generated text and errors may go to the same file.
+TEST_F(ErrorsSave, AnErrorStartsALineBehindTheText) {
+  const std::string log = file("log");
+  const Finished done = run_model({"-p", "Once upon", "-n", "2", "--temp", "0", "-q", "--save", file("session")},
+                                  {.output_file = log, .error_file = log, .file_size_limit = 2000});
+  EXPECT_EQ(done.exit_code, 1);
+  const std::string text = kept("log");
+  const std::size_t error =
+      text.find("kvasir: cannot write '" + file("session.partial") + "': File too large; make room");
+  ASSERT_NE(error, std::string::npos) << text;
+  ASSERT_GT(error, 1u) << text;
+  EXPECT_EQ(text[error - 1], '\n') << text;
+  EXPECT_NE(text[error - 2], '\n') << text;
+  EXPECT_FALSE(std::filesystem::exists(file("session")));
+}
+
 TEST_F(ErrorsSave, WhatIsThereStays) {
   const std::string session = file("session"), link = file("link");
   std::ofstream(file("session.partial")) << "mine";

@@ -45,6 +45,11 @@ TEST_F(Errors, NoModelFile) {
                  "'" + file("cut") +
                      "': the file is truncated: tensor 'blk.5.ffn_up.weight' ends at byte 3526176, but the file has "
                      "3426176; download it again");
+  // A plan needs the header alone, and says what a run would.
+  const Finished planned = run_program({"plan", "-m", file("cut")});
+  EXPECT_EQ(planned.exit_code, 0) << planned.err;
+  EXPECT_NE(planned.out.find("\nrun will refuse this: '" + file("cut") + "': the file is truncated"), std::string::npos)
+      << planned.out;
 }
 
 TEST_F(Errors, SignalsEndWhatPollsNoneAtOnce) {

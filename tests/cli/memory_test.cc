@@ -315,7 +315,10 @@ TEST(Memory, TooLittleIsOneClearLine) {
   const std::string no_page =
       " is less than one page for each KV head of each layer (<number> bytes); give it more [--kv-memory]";
   expect_all_refused(
-      {{{"--kv-memory", "1"}, 2, "a KV memory of 1 byte" + no_page},
+      {{{"--kv-memory", "1"},
+        2,
+        "1 byte of KV memory holds no cache at all for this model (at least <number> are needed with chunk=16); give "
+        "it more memory [--kv-memory]"},
        {{"--kv-memory", "100kB"},
         2,
         "100000 bytes of KV memory hold no cache at all for this model (at least <number> are needed with chunk=16); "

@@ -107,7 +107,7 @@ Finished run_program(const Arguments& arguments, const Surroundings& surrounding
   const pid_t child = ::fork();
   if (child == 0) {
     const auto file_or = [](const std::string& path, int fd) {
-      return path.empty() ? fd : ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+      return path.empty() ? fd : ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     };
     ::dup2(in.read, STDIN_FILENO);
     ::dup2(file_or(surroundings.output_file, out.write), STDOUT_FILENO);

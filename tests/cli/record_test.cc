@@ -144,7 +144,7 @@ TEST_F(RecordCommand, PathsThatCannotBeWritten) {
 TEST_F(RecordCommand, AFileThatMayGrowNoMore) {
   const Finished done = run_program(arguments({}), {.file_size_limit = 100000});
   EXPECT_EQ(done.exit_code, 1) << "signal " << done.signal << done.err;
-  EXPECT_NE(done.err.find("File too large"), std::string::npos) << done.err;
+  EXPECT_NE(done.err.find("File too large; make room"), std::string::npos) << done.err;
   EXPECT_EQ(done.error_lines(), 1) << done.err;
   expect_nothing_written();
 }

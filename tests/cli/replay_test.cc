@@ -116,6 +116,19 @@ TEST_F(Replay, HeadsThatDecideForThemselves) {
   EXPECT_NE(text.out.find("4-5"), std::string::npos) << text.out;
 }
 
+TEST_F(Replay, APolicyThatNeverActsIsNamed) {
+  const auto told = [&](const Arguments& more) { return run_program(replay_arguments(folder_.path(), more)).err; };
+  const Arguments snapkv = {"--policy", "snapkv:budget=3,window=2"};
+  const std::string idle = told({"--policy", "full", "--policy", "tova:budget=2", snapkv[0], snapkv[1]});
+  EXPECT_TRUE(
+      idle.starts_with("kvasir: 'snapkv:budget=3,window=2,kernel=15' dropped nothing before the last pass; a "
+                       "policy that acts when a prompt ends needs one (--prefill)"))
+      << idle;
+  EXPECT_EQ(std::ranges::count(idle, '\n'), 1) << idle;
+  EXPECT_EQ(told({snapkv[0], snapkv[1], "--prefill", "5"}), "");
+  EXPECT_NE(run_program(replay_arguments(trace_, snapkv)).err, "");
+}
+
 TEST_F(Replay, BadFiles) {
   const std::string bad = folder_.path("bad");
   const auto refused = [&](const std::string& content, const std::string& what) {
@@ -165,7 +178,7 @@ TEST_F(Replay, BadCommandLines) {
   for (const auto& [more, message] : std::vector<std::pair<Arguments, std::string>>{
            {{}, "--policy is required" + see("replay")},
            {{"--policy"}, "--policy needs a value" + see("replay")},
-           {{"--policy", ""}, unknown_policy("")},
+           {{"--policy", ""}, "policy spec '': the name of a policy is missing; the policies are: " + policy_names()},
            {{"--policy", "nope"}, unknown_policy("nope")},
            {{"--policy", "full", "--policy", "window:size=0"},
             "policy 'window': size=0 must be a whole number, 1 to 2^40"},

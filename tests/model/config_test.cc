@@ -17,7 +17,8 @@ using Change = std::function<void(gguf::Writer&)>;
 
 // A header, and what a test adds to it.
 Result<ModelConfig> read(const std::string& architecture, const Change& change,
-                         std::span<const Family* const> known = families(), std::uint32_t layers = 1) {
+                         std::span<const Family* const> known = families(), std::uint32_t layers = 1,
+                         float norm_eps = 1e-5F) {
   gguf::Writer writer;
   const auto key = [&](const char* name) { return architecture + "." + name; };
   writer.set_string("general.architecture", architecture);
@@ -27,7 +28,7 @@ Result<ModelConfig> read(const std::string& architecture, const Change& change,
   writer.set_uint32(key("context_length"), 2048);
   writer.set_uint32(key("attention.head_count"), 2);
   writer.set_float32(
-      key(architecture == "gptneox" ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon"), 1e-5F);
+      key(architecture == "gptneox" ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon"), norm_eps);
   change(writer);
   writer.declare_tensor("token_embd.weight", 0, {32, 100});
   const std::vector<std::byte> bytes = writer.finish();
@@ -154,6 +155,16 @@ TEST(ModelConfig, RefusesWhatIsNotRun) {
   EXPECT_EQ(other.code(), StatusCode::kUnsupported);
   EXPECT_NE(other.message().find("gemma3, gptneox, llama, qwen2, qwen3, smollm3"), std::string::npos)
       << other.message();
+}
+
+TEST(ModelConfig, TheEpsilonOfNormsIsAboveZeroAndBelowOne) {
+  for (const float eps : {0.0F, 1.0F}) {
+    const auto config = read(
+        "llama", [](auto&) {}, families(), 1, eps);
+    ASSERT_FALSE(config.ok());
+    EXPECT_EQ(config.status().message(),
+              fmt::format("llama.attention.layer_norm_rms_epsilon is {}; it must be above 0 and below 1", eps));
+  }
 }
 
 TEST(ModelConfig, SlidingWindowsAreLlamasAlone) {

@@ -263,14 +263,16 @@ TEST(Composed, WhatDoesNotGoTogetherIsRefused) {
   expect_refused("snapkv+recompute", {"recompute", "eval"});
   expect_refused("recompute+h2o", {"recompute", "eval"});
   expect_refused("snapkv+streaming:realign=rotate", {"realign=rotate"});
-  expect_refused("snapkv:pos=original+streaming", {"positions", "pos=auto"});
-  expect_refused("snapkv:pos=original+lethe:pos=compact", {"positions", "pos=auto"});
+  expect_refused("snapkv:pos=original+streaming", {"positions", "give 'snapkv:", ",pos=original' pos=auto"});
+  expect_refused("snapkv:pos=original+lethe:pos=compact", {"positions", "give one of them pos=auto"});
   expect_refused("snapkv+nothing", {"nothing", "lethe", "streaming"});
   expect_refused("snapkv:kernel=4+lethe", {"kernel=4", "odd"});
   expect_refused("snapkv+lethe:tau=0", {"tau=0", "above 1"});
-  expect_refused("+lethe", {"unknown", "lethe"});
-  expect_refused("snapkv+", {"unknown", "snapkv+"});
-  expect_refused("snapkv++lethe", {"unknown"});
+  expect_refused("+lethe", {"missing in front of the '+'", "lethe"});
+  for (const char* spec : {"snapkv+", "snapkv:budget=40+", "snapkv++lethe"})
+    expect_refused(spec, {"missing behind the '+'", spec});
+  for (const char* spec : {"", ":", ":size=4"}) expect_refused(spec, {"name of a policy is missing; the policies are"});
+  expect_refused("streaming:cap=64@foo=1", {"'@foo=1' is unknown", "'@demote='"});
   expect_refused("window:size=+3", {"size=+3", "whole number"});
 }
 

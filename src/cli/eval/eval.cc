@@ -16,6 +16,7 @@ Result<std::shared_ptr<LoadedModel>> open_model(const EngineOptions& options) {
                               bar.update(done >> 20, total >> 20, "MiB");
                             }));
   }
+  if (options.kv_memory > 0) KVASIR_RETURN_IF_ERROR(check_kv_memory(model->kv_shape, options.kv_memory));
   note_kv_memory(options.kv_memory);
   note_slow_kernels(options.isa, model->kernels->name);
   return model;

@@ -67,6 +67,11 @@ Status cut(std::vector<TokenId>& tokens, const PerplexityCommand& options) {
   if (used > size)
     return invalid_argument("the text has {}, not the {} asked for; give a longer text or a smaller --tokens",
                             counted(size, "token"), used);
+  const std::int64_t least = window > 0 ? window : 2;
+  if (used > 0 && used < least && size >= least)
+    return invalid_argument("{} of the text {} too few to score: at least {} are needed; give a larger --tokens{}",
+                            counted(used, "token"), used == 1 ? "is" : "are", least,
+                            window > 0 ? " or a smaller --window" : "");
   if (used > 0) tokens.resize(static_cast<std::size_t>(used));
   return {};
 }

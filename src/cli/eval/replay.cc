@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "cli/command.h"
+#include "cli/eval/eval.h"
 #include "cli/signals.h"
 #include "replay/trace.h"
 #include "retention/registry.h"
@@ -62,6 +62,10 @@ Result<Run> replay_one(const AttentionTrace& trace, const PolicySpec& spec, cons
                             return !interrupted();
                           }));
   return Run{policy->traits().spec, std::move(result)};
+}
+
+bool dropped_any(const ReplayResult& result) {
+  return std::ranges::any_of(result.layers, [](const ReplayedLayer& layer) { return layer.figures.prunes > 0; });
 }
 
 // -- JSON --
@@ -194,9 +198,14 @@ Status replay_traces(const ReplayCommand& command) {
   RunsTable table(traces, specs);
   Json runs = Json::array();
   for (const AttentionTrace& trace : traces) KVASIR_RETURN_IF_ERROR(look_through(trace));
+  std::int64_t longest = 0;
+  for (const AttentionTrace& trace : traces) longest = std::max(longest, trace.tokens());
+  std::vector<bool> idle(policies.size(), true);
   for (const AttentionTrace& trace : traces) {
-    for (const PolicySpec& policy : policies) {
-      KVASIR_ASSIGN_OR_RETURN(const Run run, replay_one(trace, policy, options));
+    for (std::size_t i = 0; i < policies.size(); ++i) {
+      KVASIR_ASSIGN_OR_RETURN(const Run run, replay_one(trace, policies[i], options));
+      idle[i] = idle[i] && specs[i] != "full" && !dropped_any(run.result);
+      if (&trace == &traces.back() && idle[i]) note_idle(specs[i], options.prefill, longest);
       if (single) return command.json ? print_json(to_json(trace, run, options)) : print(layers_table(trace, run));
       if (!command.json) KVASIR_RETURN_IF_ERROR(table.add(trace, run));
       if (command.json) runs.push_back(to_json(trace, run, options));

@@ -116,7 +116,9 @@ Status plan(PlanOptions options) {
   // `run` holds the tokenizer too, which counts if the address space is limited.
   std::optional<Result<ModelHeader>> held;
   if (options.memory == 0 && address_space_is_limited()) held.emplace(read_model_header(file));
-  const RunDecision decision = decide(options, asked, config, shape, weight_bytes, prompt);
+  RunDecision decision = decide(options, asked, config, shape, weight_bytes, prompt);
+  // Reads no tensor data: compares where tensors end with the file's size.
+  if (const Status whole = gguf::File::open(options.model).status(); !whole.ok()) decision.refusal = whole;
   const int chunk = prompt_chunk(*policy, options.policy.empty() ? options.chunk : decision.chunk);
   const KvMemory kv = plan_kv_memory(shape, *policy, {context, prompt, chunk, options.batch});
   const int rows = static_cast<int>(std::min<std::int64_t>(chunk, context));

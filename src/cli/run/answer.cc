@@ -178,8 +178,8 @@ Status Runner::say(std::string_view content, std::string_view role, const std::f
 }
 
 Result<GenerateResult> Runner::answer(const GenerateOptions& options, const Writer& write) {
-  // On a shared terminal a notice waits for the end of a line, so that it splits no sentence.
-  const bool shared = ::isatty(STDOUT_FILENO) != 0 && ::isatty(STDERR_FILENO) != 0;
+  // On a shared terminal or pipe a notice waits for the end of a line, so that it splits no sentence.
+  const bool shared = streams_are_one();
   Status written;
   auto result = session_.generate(options, [&](std::string_view text) {
     written = write(text);

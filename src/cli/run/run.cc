@@ -140,8 +140,8 @@ Status run(RunOptions options) {
   KVASIR_RETURN_IF_ERROR(apply_demote(options.demote, options.session.policy, options.engine));
   const auto stdins = std::ranges::count(options.files, "-");
   if (stdins > 1) return invalid_argument("--file - is given more than once; standard input can be read once");
-  if (options.prompt && options.prompt->empty())
-    return invalid_argument("the prompt is empty; give some text to continue");
+  const Status empty = invalid_argument("the prompt is empty; give some text with -p or -f");
+  if (options.prompt && options.prompt->empty()) return empty;
   const bool loads = !options.load.empty();
   const bool chat = is_conversation(options);
   if (!chat && !options.chat)
@@ -167,7 +167,7 @@ Status run(RunOptions options) {
     KVASIR_ASSIGN_OR_RETURN(joined, read_documents(files, options.parts ? std::nullopt : options.prompt));
     prompt = joined;
   }
-  if (prompt && prompt->empty()) return invalid_argument("the prompt is empty; give some text to continue");
+  if (prompt && prompt->empty()) return empty;
   EngineOptions engine_options = options.engine;
   KVASIR_ASSIGN_OR_RETURN(engine_options.chat_template, read_chat_template(options.chat_template));
   std::unique_ptr<Engine> engine;
