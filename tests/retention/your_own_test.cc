@@ -69,7 +69,8 @@ TEST(YourOwn, IsAPolicyLikeTheOthers) {
 TEST(YourOwn, AnOptionThatIsNotReadIsRefused) {
   EXPECT_TRUE(make_policy("ignoring").ok());
   for (const char* spec : {"ignoring:size=x", "ignoring:size=1", "snapkv+ignoring:size=1"})
-    EXPECT_EQ(make_policy(spec).status().message(), "policy 'ignoring' does not use its option 'size'; omit it");
+    EXPECT_EQ(make_policy(spec).status().message(),
+              "policy 'ignoring' lists the option 'size' but never reads it; omit the option, and mend the policy");
 }
 
 // By the page's formula, in long double.
