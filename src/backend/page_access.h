@@ -12,7 +12,7 @@
 
 namespace kvasir {
 
-// One row of one lane, as selectors and offloaded pages get it. Valid during the call.
+// Tells selectors and offloaded pages about one row of one lane. Valid during the call.
 struct LaneRow {
   int layer = 0;
   int head = 0;  // KV head

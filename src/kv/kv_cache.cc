@@ -81,8 +81,7 @@ Status check_holds_a_column(const KvCacheShape& shape, std::uint64_t budget_byte
   if (budget_bytes >= least) return {};
   return exhausted(
              "a KV memory of {} bytes is less than one{} page for each KV head of each layer with a cache ({} bytes); "
-             "give it "
-             "more",
+             "give it more",
              budget_bytes, form, least)
       .about({"kv_memory"});
 }

@@ -93,10 +93,10 @@ struct KvCacheShape {
   std::uint64_t state_bytes() const;  // for one sequence, in all layers
 };
 
-// One sequence's lanes, in page tables of lanes that agree on what they keep, and the states of its layers without
-// lanes. The lanes that the policy governs have one table for all, one per layer or one per lane, as PolicyScope says.
-// Behind these tables follows one for each window group. A sequence takes its states with its first token.
-// Move-only. Gives its references to pages back with the object.
+// Holds the page tables of one sequence, and the states of its layers without lanes. Lanes that keep the same tokens
+// share a table. The lanes that the policy governs have one table for all, one per layer or one per lane, as
+// PolicyScope says. Behind these tables follows one for each window group. A sequence takes its states with its first
+// token. Move-only. Gives its references to pages back with the object.
 class KvSequence {
  public:
   PolicyScope scope() const { return scope_; }

@@ -137,7 +137,7 @@ class RunChange {
       position += frame.tokens;
     }
     if (!tokens_.frames.empty() && tokens_.frames.back().run == 0) {
-      // Nothing to add: without tokens in other runs, all frames are of run 0 and before `oldest`.
+      // No frame is added: without tokens in other runs, all frames are of run 0 and before `oldest`.
       return;
     }
     // Later tokens need a frame of run 0.

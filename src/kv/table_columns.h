@@ -30,7 +30,7 @@ struct PageTableLayout {
   // Ranges: number of first tokens that come nearer to later tokens as tokens between them are dropped. Their pages are
   // never given back.
   TokenIndex sinks = 0;
-  // Of the table's pages. If open and sealed pages differ in class, see Sealing in page_table.h.
+  // Classes of the table's pages. page_table.h (Sealing) says what open and sealed pages of different classes mean.
   PageClasses classes;
   int recent = 0;
   // [lanes]: ColumnLanes::rotations. Must outlive the table.

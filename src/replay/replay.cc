@@ -219,26 +219,21 @@ void Replay::show_queries(const PolicyChunk& chunk) {
 void Replay::show_kv(const PolicyChunk& chunk) {
   const auto dim = static_cast<std::size_t>(layout_.head_dim), rows = static_cast<std::size_t>(chunk.rows);
   const std::int64_t kv_heads = trace_.shape().kv_heads;
-  std::vector<float> keys, values;
-  std::vector<std::int64_t> rotations(static_cast<std::size_t>(layout_.lanes) * rows);
+  std::vector<float> keys, values, turns;
+  std::vector<std::int64_t> rotations;
   for (int index = 0; index < layout_.tables(); ++index) {
-    const auto read = [&](TraceArray array, bool wanted, std::vector<float>& out) {
-      out.resize(wanted ? static_cast<std::size_t>(layout_.lanes) * rows * dim : 0);
-      for (std::size_t at = 0; at < out.size(); at += dim) {
-        const std::int64_t lane = std::int64_t{index} * layout_.lanes + static_cast<std::int64_t>(at / dim / rows);
-        trace_.read(array, lane / kv_heads, lane % kv_heads, chunk.first + static_cast<std::int64_t>(at / dim % rows),
-                    std::span(out).subspan(at, dim));
+    const auto read = [&](TraceArray array, std::size_t size, bool wanted, std::vector<float>& out) {
+      out.resize(wanted ? static_cast<std::size_t>(layout_.lanes) * rows * size : 0);
+      for (std::size_t at = 0; at < out.size(); at += size) {
+        const std::int64_t lane = std::int64_t{index} * layout_.lanes + static_cast<std::int64_t>(at / size / rows);
+        trace_.read(array, lane / kv_heads, lane % kv_heads, chunk.first + static_cast<std::int64_t>(at / size % rows),
+                    std::span(out).subspan(at, size));
       }
     };
-    read(TraceArray::kKeys, kv_->wants_keys(), keys);
-    read(TraceArray::kValues, kv_->wants_values(), values);
-    for (std::size_t at = 0; at < rotations.size(); ++at) {
-      const std::int64_t lane = std::int64_t{index} * layout_.lanes + static_cast<std::int64_t>(at / rows);
-      float rotation = 0;
-      trace_.read(TraceArray::kRotations, lane / kv_heads, lane % kv_heads,
-                  chunk.first + static_cast<std::int64_t>(at % rows), {&rotation, 1});
-      rotations[at] = static_cast<std::int64_t>(rotation);
-    }
+    read(TraceArray::kKeys, dim, kv_->wants_keys(), keys);
+    read(TraceArray::kValues, dim, kv_->wants_values(), values);
+    read(TraceArray::kRotations, 1, true, turns);
+    rotations.assign(turns.begin(), turns.end());
     kv_->read_kv(chunk, index, {layout_.lanes, chunk.rows, layout_.head_dim, keys, values, rotations});
   }
 }

@@ -110,17 +110,17 @@ struct ChunkKv {
     if (!wants_values) kv.values = {};
     return kv;
   }
-  std::int64_t rotation(int lane, int row) const {
-    return rotations[static_cast<std::size_t>(lane) * static_cast<std::size_t>(rows) + static_cast<std::size_t>(row)];
-  }
+  std::int64_t rotation(int lane, int row) const { return rotations[index(lane, row)]; }
   std::span<const float> key(int lane, int row) const { return of(keys, lane, row); }
   std::span<const float> value(int lane, int row) const { return of(values, lane, row); }
 
  private:
   std::span<const float> of(std::span<const float> floats, int lane, int row) const {
     const auto dim = static_cast<std::size_t>(head_dim);
-    return floats.subspan(
-        (static_cast<std::size_t>(lane) * static_cast<std::size_t>(rows) + static_cast<std::size_t>(row)) * dim, dim);
+    return floats.subspan(index(lane, row) * dim, dim);
+  }
+  std::size_t index(int lane, int row) const {
+    return static_cast<std::size_t>(lane) * static_cast<std::size_t>(rows) + static_cast<std::size_t>(row);
   }
 };
 

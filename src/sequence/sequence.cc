@@ -46,8 +46,9 @@ namespace {
 
 // Returns the tokens whose keys the chunk's end will rotate. These pages must be the sequence's own by then.
 IndexRange will_rotate(const RetentionPolicy& policy, const PolicyChunk& chunk) {
-  if (policy.traits().realign != Realign::kRotate || policy.as<HidesRanges>() == nullptr) return {};
-  const IndexRange dropped = policy.as<HidesRanges>()->will_drop(chunk);
+  const HidesRanges* hides = policy.as<HidesRanges>();
+  if (policy.traits().realign != Realign::kRotate || hides == nullptr) return {};
+  const IndexRange dropped = hides->will_drop(chunk);
   return dropped.empty() ? IndexRange() : IndexRange{dropped.end, chunk.end()};
 }
 

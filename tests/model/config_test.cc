@@ -191,31 +191,29 @@ TEST(ModelConfig, GovernedLayersDifferInWhetherTheyRotateAtMost) {
   });
   ASSERT_TRUE(config.ok()) << config.status().message();
   EXPECT_EQ(config->governed_layers(), 2);
-  const Status bases = read_with([](Keys&, ModelConfig* model) {
-                         model->rotary.push_back(*plain_rotary_embedding(16, 500));
-                         model->layers[1].attention.rotary = 1;
-                         return Status();
-                       }).status();
-  EXPECT_EQ(bases.code(), StatusCode::kUnsupported);
-  EXPECT_NE(bases.message().find("rotate keys differently"), std::string::npos) << bases.message();
-  const Status heads = read_with([](Keys&, ModelConfig* model) {
-                         model->layers[1].attention.kv_heads = 1;
-                         return Status();
-                       }).status();
-  EXPECT_EQ(heads.code(), StatusCode::kUnsupported);
-  EXPECT_NE(heads.message().find("differ in heads"), std::string::npos) << heads.message();
-  const Status queries = read_with([](Keys&, ModelConfig* model) {
-                           model->layers[1].attention.heads = 4;
-                           return Status();
-                         }).status();
-  EXPECT_EQ(queries.code(), StatusCode::kUnsupported);
-  const Status windows = read_with([](Keys&, ModelConfig* model) {
-                           model->layers[0].attention.window = 100;
-                           model->layers[1].attention.window = 200;
-                           return Status();
-                         }).status();
-  EXPECT_EQ(windows.code(), StatusCode::kUnsupported);
-  EXPECT_NE(windows.message().find("windows"), std::string::npos) << windows.message();
+  const auto expect_refused = [&](const char* why, Status (*adjust)(Keys&, ModelConfig*)) {
+    const Status status = read_with(adjust).status();
+    EXPECT_EQ(status.code(), StatusCode::kUnsupported) << why;
+    EXPECT_NE(status.message().find(why), std::string::npos) << status.message();
+  };
+  expect_refused("rotate keys differently", [](Keys&, ModelConfig* model) {
+    model->rotary.push_back(*plain_rotary_embedding(16, 500));
+    model->layers[1].attention.rotary = 1;
+    return Status();
+  });
+  expect_refused("differ in heads", [](Keys&, ModelConfig* model) {
+    model->layers[1].attention.kv_heads = 1;
+    return Status();
+  });
+  expect_refused("differ in heads", [](Keys&, ModelConfig* model) {
+    model->layers[1].attention.heads = 4;
+    return Status();
+  });
+  expect_refused("windows", [](Keys&, ModelConfig* model) {
+    model->layers[0].attention.window = 100;
+    model->layers[1].attention.window = 200;
+    return Status();
+  });
 }
 
 TEST(ModelConfig, GptNeoXResidualIsParallelUnlessTheFileSaysOtherwise) {

@@ -51,7 +51,7 @@ void store_head(const KernelTable& kernels, const PassTables& tables, const Laye
 
 void CpuAttention::store(int layer, const float* keys, const float* values) {
   tables_.set_layer(layer);
-  // One head a thread: the tokens of a page share cache lines, heads do not.
+  // Each head is one thread's: tokens of a page share cache lines, heads do not.
   threads_.parallel_for(tables_.layer().kv_heads, [&](int head) {
     for (const LayerTable& table : tables_.of_layer())
       if (head >= table.first_head && head < table.first_head + table.heads)

@@ -47,7 +47,7 @@ Json bytes_per_token_by_codec(KvCacheShape shape) {
   return out;
 }
 
-// What `run` would do with such a text, given --memory or this machine's memory.
+// Says what `run` would do with a text of the planned length, given --memory or this machine's memory.
 struct RunDecision {
   int chunk = 0;       // of prompts; 0: the policy's own
   std::string policy;  // the policy it would use

@@ -107,7 +107,7 @@ struct GatheredEntry {
   const std::byte* const* rows = nullptr;
 };
 
-// One query's raw weights, once attend has taken all of its partials.
+// Holds the raw attention weights of one query. Complete once attend has run for all of the query's partials.
 struct ObservedQuery {
   int entries = 0;
   int slots = 0;                         // per entry

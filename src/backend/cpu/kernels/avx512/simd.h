@@ -136,7 +136,7 @@ struct FourVectors {
     const Floats two = take(all, _mm512_permute_ps(all, 0x4e));
     return take(two, _mm512_permute_ps(two, 0xb1));
   }
-  // Which lanes a NaN hides depends on the order: it is that of GCC's _mm512_reduce_max_ps.
+  // The order of _mm512_max_ps decides which lanes a NaN hides; this is the order of GCC's _mm512_reduce_max_ps.
   static Floats max_four(const Floats* x) {
     return reduce_four(x, [](Floats a, Floats b) { return _mm512_max_ps(a, b); });
   }
