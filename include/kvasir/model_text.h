@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "kvasir/grammar.h"
 #include "kvasir/request.h"
 #include "kvasir/status.h"
 
@@ -24,6 +26,11 @@ struct PromptTokens {
 class ModelText {
  public:
   virtual ~ModelText() = default;
+
+  // Compiles a grammar for this vocabulary, within GrammarLimits. May take up to a few hundred milliseconds. Errors:
+  // kInvalidArgument (what is wrong, and where), kUnsupported (a keyword that cannot be enforced, by name),
+  // kResourceExhausted (a limit).
+  virtual Result<std::shared_ptr<const Grammar>> compile(const GrammarSource& source) const = 0;
 
   // Returns the tokens that Engine::submit reads for these options: of `prompt`, `messages` (with their
   // `template_arguments`) or `tokens`. A request with these tokens and stops instead of its text gives the same answer.

@@ -4,11 +4,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace kvasir {
+
+class Grammar;
 
 struct SamplingOptions {
   float temperature = 0.8F;         // 0: greedy; up to 100
@@ -123,6 +126,11 @@ struct GenerateOptions {
   // Continues the draws and the sampling options of the session's last generation, as if that had not ended. No effect
   // without one.
   bool resume = false;
+  // Restricts the text to a grammar (ModelText::compile): tokens that no text of the grammar can continue with are not
+  // drawn, and the text ends where it is complete. Null: any text.
+  std::shared_ptr<const Grammar> grammar;
+  // Control tokens appear in the text, by name. The answer's parser needs them (tools, thoughts).
+  bool show_special = false;
   // Reports each token's log-probability and this many of the likeliest tokens in its place; 0 to 100, -1: no report.
   int logprobs = -1;
   // For requests: the same for each prompt token but the first. No effect on a session.

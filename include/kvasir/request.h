@@ -35,10 +35,21 @@ enum class PromptEnd {
   kClosed,    // with the last message, closed
 };
 
+// A call of a tool that the model asked for.
+struct ToolCall {
+  std::string id;  // given by the server or the client; "" where a template needs none
+  std::string name;
+  std::string arguments;  // JSON object, as text
+};
+
 // One message of a conversation.
 struct Message {
-  std::string role;  // "system", "user" or "assistant"
+  std::string role;  // "system", "user", "assistant" or "tool"
   std::string content;
+  std::string reasoning = {};             // of the assistant: the thoughts before `content`
+  std::vector<ToolCall> tool_calls = {};  // of the assistant, after `content`
+  std::string tool_call_id = {};          // of a tool: the call that `content` answers
+  std::string name = {};                  // of a tool: its name
 };
 
 struct RequestOptions {
@@ -56,6 +67,9 @@ struct RequestOptions {
   // For `messages`: variables of the chat template in the form of EngineOptions::template_arguments, which they
   // override.
   std::vector<std::pair<std::string, std::string>> template_arguments;
+  // For `messages`: the tools that the chat template describes to the model, a JSON list in the form of OpenAI's API;
+  // empty: none.
+  std::string tools;
   // For `tokens` that ModelText::encode_prompt made: its PromptTokens::stops. They end the text as `generate.stop`
   // does.
   std::vector<std::string> template_stops;
