@@ -19,6 +19,7 @@ struct GrammarSource {
   Kind kind = Kind::kJsonObject;
   std::string text;                  // the schema, the grammar or the expression
   std::vector<std::string> choices;  // of kChoice
+  bool compact = false;              // of JSON: without white space between its tokens; otherwise it is bounded
 };
 
 // A grammar compiled for one vocabulary; see ModelText::compile.
