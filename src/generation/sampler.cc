@@ -60,6 +60,18 @@ Status check_bias(std::vector<std::pair<TokenId, float>> bias) {
   return {};
 }
 
+// Turns the logits of excluded tokens into NaN, which no later step chooses.
+void exclude(TokenMask allowed, std::span<float> logits) {
+  constexpr std::size_t kBits = 64;
+  for (std::size_t first = 0; first < logits.size(); first += kBits) {
+    const std::uint64_t word = first / kBits < allowed.size() ? allowed[first / kBits] : 0;
+    if (word == ~std::uint64_t{0}) continue;
+    const std::size_t count = std::min(kBits, logits.size() - first);
+    for (std::size_t bit = 0; bit < count; ++bit)
+      if ((word >> bit & 1) == 0) logits[first + bit] = std::numeric_limits<float>::quiet_NaN();
+  }
+}
+
 }  // namespace
 
 Status validate(const SamplingOptions& options) {
@@ -137,9 +149,9 @@ void Sampler::count(TokenId token) {
   ++counts_[token];
 }
 
-TokenId Sampler::sample(std::span<const float> logits) {
+TokenId Sampler::sample(std::span<const float> logits, TokenMask allowed) {
   KVASIR_CHECK(!logits.empty());
-  logits = adjusted(logits);
+  logits = adjusted(logits, allowed);
   if (options_.temperature == 0.0F) return largest(logits);
   gather(logits);
   if (candidates_.empty()) return kNoToken;
@@ -150,10 +162,10 @@ TokenId Sampler::sample(std::span<const float> logits) {
   return draw();
 }
 
-// Returns the logits with bias and penalties; without any, the logits themselves.
-std::span<const float> Sampler::adjusted(std::span<const float> logits) {
+// Returns the logits with bias, penalties and mask; without any, the logits themselves.
+std::span<const float> Sampler::adjusted(std::span<const float> logits, TokenMask allowed) {
   const auto penalties = dry_.penalties();
-  if (options_.logit_bias.empty() && counts_.empty() && penalties.empty()) return logits;
+  if (options_.logit_bias.empty() && counts_.empty() && penalties.empty() && allowed.empty()) return logits;
   adjusted_.assign(logits.begin(), logits.end());
   const auto in_range = [&](TokenId token) { return token >= 0 && static_cast<std::size_t>(token) < logits.size(); };
   for (const auto& [token, bias] : options_.logit_bias)
@@ -166,6 +178,7 @@ std::span<const float> Sampler::adjusted(std::span<const float> logits) {
   }
   for (const auto& [token, penalty] : penalties)
     if (in_range(token)) adjusted_[static_cast<std::size_t>(token)] -= static_cast<float>(penalty);
+  if (!allowed.empty()) exclude(allowed, adjusted_);
   return adjusted_;
 }
 
