@@ -1,5 +1,5 @@
-// Chooses the next token from logits: logit bias, penalties, DRY, a mask of allowed tokens, then top-k, top-p, min-p,
-// temperature, then one draw.
+// Chooses the next token from logits: logit bias, penalties, DRY, a mask of allowed tokens, then truncation (see
+// SamplingOptions), temperature, then one draw.
 // Thread-safety: none; a Sampler belongs to one sequence. Deterministic given options, seed and logits.
 #pragma once
 
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "generation/dry_penalty.h"
+#include "generation/truncation.h"
 #include "kvasir/options.h"
 #include "kvasir/status.h"
 #include "text/vocabulary.h"
@@ -66,12 +67,6 @@ class Sampler {
   TokenId sample(std::span<const float> logits, TokenMask allowed = {});
 
  private:
-  struct Candidate {
-    TokenId token;
-    float logit;
-    double weight;  // exp((logit - largest) / temperature); for top-p and min-p without the temperature
-  };
-
   static constexpr std::size_t kLanes = 16;
   static constexpr std::size_t kMostHeaped = 256;  // a larger top-k is selected faster among all
 
@@ -80,10 +75,12 @@ class Sampler {
   static TokenId largest(std::span<const float> logits);
   void gather(std::span<const float> logits);
   bool gather_few(std::span<const float> logits, std::size_t k);
-  double weigh(double temperature);
+  void truncate(std::span<const float> logits);
   void keep_top_p(double total);
   void keep_min_p();
+  double temperature();
   TokenId draw();
+  double next_uniform();
   std::uint64_t next_random();
   bool penalises() const;
 
@@ -94,8 +91,8 @@ class Sampler {
   std::unordered_map<TokenId, int> counts_;  // occurrences in recent_
   DryPenalty dry_;
   std::vector<float> adjusted_;  // scratch of sample(), as is candidates_
-  std::vector<Candidate> candidates_;
-  bool sorted_ = false;  // candidates_ are ordered by logit, largest first; otherwise by token
+  std::vector<TokenCandidate> candidates_;
+  bool sorted_ = false;  // candidates_ are ordered by logit, largest first
 };
 
 }  // namespace kvasir
