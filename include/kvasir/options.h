@@ -2,6 +2,7 @@
 // Thread-safety: plain values.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -13,9 +14,19 @@ namespace kvasir {
 
 class Grammar;
 
+// Most samples of one request, and most beams.
+inline constexpr int kMostSamples = 64;
+// Most of the likeliest tokens that log-probabilities are reported of.
+inline constexpr int kMostLogprobs = 100;
+// Largest limit of generated tokens.
+inline constexpr std::int64_t kMostGenerated = std::int64_t{1} << 40;
+// Most stop strings of a request, and the most bytes of one.
+inline constexpr std::size_t kMostStops = 16;
+inline constexpr std::size_t kLongestStop = 1024;
+
 struct SamplingOptions {
   float temperature = 0.8F;  // 0: greedy; up to 100
-  int top_k = 40;            // keep the k largest logits; 0: all
+  int top_k = 40;            // keep the k largest logits; 0 or -1: all
   float top_p = 0.95F;       // keep the smallest set with this probability mass (0, 1]; 1: all
   float min_p = 0.05F;       // drop tokens less likely than min_p times the likeliest [0, 1]; 0: none
   // Further truncation; with temperature 0 none of it counts, as with the three above. In this order: top_n_sigma,
@@ -130,10 +141,12 @@ struct SessionOptions {
 
 // One continuation.
 struct GenerateOptions {
-  std::int64_t max_tokens = -1;  // -1: until the model ends its text, or context or KV memory is exhausted
+  std::int64_t max_tokens =
+      -1;  // at most kMostGenerated; -1: until the model ends its text, or context or KV memory is exhausted
   bool ignore_eos = false;
-  std::vector<std::string> stop;  // generation ends before the first of these; none may be empty
-  bool include_stop = false;      // the text ends with the stop string that ended it
+  std::vector<std::string>
+      stop;                   // generation ends before the first of these; none empty, at most 16 of up to 1,024 bytes
+  bool include_stop = false;  // the text ends with the stop string that ended it
   // Before so many tokens nothing ends the text but max_tokens, context and memory: tokens that end it are not drawn,
   // and stop strings must begin after them. 0 to max_tokens.
   std::int64_t min_tokens = 0;

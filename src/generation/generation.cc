@@ -111,8 +111,17 @@ Status validate(const GenerateOptions& options) {
   KVASIR_RETURN_IF_ERROR(validate(options.sampling));
   if (options.max_tokens < -1)
     return invalid_argument("max_tokens={} is below -1 (no limit)", options.max_tokens).about({"max_tokens"});
-  for (const std::string& stop : options.stop)
+  if (options.max_tokens > kMostGenerated)
+    return invalid_argument("max_tokens={} is above {}; give -1 for no limit", options.max_tokens, kMostGenerated)
+        .about({"max_tokens"});
+  if (options.stop.size() > kMostStops)
+    return invalid_argument("there are {} stop strings; there may be {}", options.stop.size(), kMostStops)
+        .about({"stop"});
+  for (const std::string& stop : options.stop) {
     if (stop.empty()) return invalid_argument("an empty stop string would end every text; remove it").about({"stop"});
+    if (stop.size() > kLongestStop)
+      return invalid_argument("a stop string has {} bytes; it may have {}", stop.size(), kLongestStop).about({"stop"});
+  }
   for (const int count : {options.logprobs, options.prompt_logprobs})
     if (count < -1 || count > kMostLogprobs)
       return invalid_argument("logprobs={} is outside 0 to {} (-1: none)", count, kMostLogprobs).about({"logprobs"});

@@ -31,9 +31,6 @@
 
 namespace kvasir {
 
-// Most of the likeliest tokens that GenerateOptions::logprobs reports.
-inline constexpr int kMostLogprobs = 100;
-
 // Errors: kInvalidArgument naming the option and what to change.
 Status validate(const GenerateOptions& options);
 // As validate; also for a token id that is none of `vocabulary` tokens.

@@ -11,8 +11,6 @@
 namespace kvasir {
 namespace {
 
-constexpr int kMostDryLength = 1024;
-
 // A total order, so that the tokens kept do not depend on the selection algorithm.
 constexpr auto likelier = [](const auto& a, const auto& b) {
   return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
@@ -38,9 +36,9 @@ Status check_count(const char* name, int value, int low, int high) {
   return invalid_argument("{} is {}; it must be at least {} and at most {}", name, value, low, high).about({name});
 }
 
-Status check_not_negative(const char* name, int value) {
-  if (value >= 0) return {};
-  return invalid_argument("{} is {}; it must be at least 0", name, value).about({name});
+Status check_top_k(int value) {
+  if (value >= -1) return {};
+  return invalid_argument("top_k is {}; it must be at least 0, or -1 for all", value).about({"top_k"});
 }
 
 Status check_bias(std::vector<std::pair<TokenId, float>> bias) {
@@ -77,7 +75,7 @@ void exclude(TokenMask allowed, std::span<float> logits) {
 Status validate(const SamplingOptions& options) {
   KVASIR_RETURN_IF_ERROR(check_bias(options.logit_bias));
   KVASIR_RETURN_IF_ERROR(check_range("temperature", options.temperature, 0.0F, 100.0F, true));
-  KVASIR_RETURN_IF_ERROR(check_not_negative("top_k", options.top_k));
+  KVASIR_RETURN_IF_ERROR(check_top_k(options.top_k));
   KVASIR_RETURN_IF_ERROR(check_range("top_p", options.top_p, 0.0F, 1.0F, false));
   KVASIR_RETURN_IF_ERROR(check_range("min_p", options.min_p, 0.0F, 1.0F, true));
   KVASIR_RETURN_IF_ERROR(check_range("top_n_sigma", options.top_n_sigma, 0.0F, 100.0F, true));

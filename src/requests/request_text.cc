@@ -132,8 +132,8 @@ Status check_request(const LoadedModel& model, const RequestOptions& options) {
   KVASIR_RETURN_IF_ERROR(validate(options.generate, model.config.vocabulary));
   for (const std::string& stop : options.template_stops)
     if (stop.empty()) return invalid_argument("an empty stop string would end every text").about({"template_stops"});
-  if (options.samples < 1 || options.samples > 64)
-    return invalid_argument("samples={} is outside 1 to 64", options.samples).about({"samples"});
+  if (options.samples < 1 || options.samples > kMostSamples)
+    return invalid_argument("samples={} is outside 1 to {}", options.samples, kMostSamples).about({"samples"});
   return check_seeds(options.generate.sampling.seed, options.samples);
 }
 

@@ -297,8 +297,8 @@ Generation SessionImpl::new_generation(const GenerateOptions& options) const {
 namespace {
 
 Status check_width(std::string_view what, int count) {
-  if (count >= 1 && count <= 64) return {};
-  return invalid_argument("{}={} is outside 1 to 64", what, count).about({what});
+  if (count >= 1 && count <= kMostSamples) return {};
+  return invalid_argument("{}={} is outside 1 to {}", what, count, kMostSamples).about({what});
 }
 
 }  // namespace
