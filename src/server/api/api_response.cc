@@ -189,13 +189,22 @@ Json sampling_of(const AnswerHead& head) {
   // Prints floats as short decimals: their conversion to double would show digits that nobody gave.
   const auto number = [](float value) { return Json::parse(fmt::format("{}", value)); };
   const SamplingOptions& sampling = head.sampling;
-  return {{"temperature", number(sampling.temperature)},
-          {"top_k", sampling.top_k},
-          {"top_p", number(sampling.top_p)},
-          {"min_p", number(sampling.min_p)},
-          {"repetition_penalty", number(sampling.repetition_penalty)},
-          {"frequency_penalty", number(sampling.frequency_penalty)},
-          {"presence_penalty", number(sampling.presence_penalty)}};
+  Json json = {{"temperature", number(sampling.temperature)},
+               {"top_k", sampling.top_k},
+               {"top_p", number(sampling.top_p)},
+               {"min_p", number(sampling.min_p)},
+               {"repetition_penalty", number(sampling.repetition_penalty)},
+               {"frequency_penalty", number(sampling.frequency_penalty)},
+               {"presence_penalty", number(sampling.presence_penalty)}};
+  constexpr std::pair<const char*, float SamplingOptions::*> kSeldom[] = {
+      {"top_n_sigma", &SamplingOptions::top_n_sigma},
+      {"typical_p", &SamplingOptions::typical_p},
+      {"xtc_probability", &SamplingOptions::xtc_probability},
+      {"dynatemp_range", &SamplingOptions::dynatemp_range},
+      {"dry_multiplier", &SamplingOptions::dry_multiplier}};
+  for (const auto& [name, option] : kSeldom)
+    if (sampling.*option != SamplingOptions().*option) json[name] = number(sampling.*option);
+  return json;
 }
 
 Json empty_chunk(const AnswerHead& head) {
