@@ -9,7 +9,7 @@ namespace kvasir {
 enum class FinishReason {
   kEnd,        // the model ended its text
   kLength,     // max_tokens were generated
-  kStop,       // a stop string was generated
+  kStop,       // a stop string or a stop token was generated
   kContext,    // under policy full: the model's trained context is exhausted
   kKvMemory,   // the KV budget is exhausted
   kCancelled,  // the caller asked to stop

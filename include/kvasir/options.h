@@ -2,6 +2,7 @@
 // Thread-safety: plain values.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -13,11 +14,32 @@ namespace kvasir {
 
 class Grammar;
 
+// Most samples of one request, and most beams.
+inline constexpr int kMostSamples = 64;
+// Most of the likeliest tokens that log-probabilities are reported of.
+inline constexpr int kMostLogprobs = 100;
+// Largest limit of generated tokens.
+inline constexpr std::int64_t kMostGenerated = std::int64_t{1} << 40;
+// Most stop strings of a request, and the most bytes of one.
+inline constexpr std::size_t kMostStops = 16;
+inline constexpr std::size_t kLongestStop = 1024;
+
 struct SamplingOptions {
-  float temperature = 0.8F;         // 0: greedy; up to 100
-  int top_k = 40;                   // keep the k largest logits; 0: all
-  float top_p = 0.95F;              // keep the smallest set with this probability mass (0, 1]; 1: all
-  float min_p = 0.05F;              // drop tokens less likely than min_p times the likeliest [0, 1]; 0: none
+  float temperature = 0.8F;  // 0: greedy; up to 100
+  int top_k = 40;            // keep the k largest logits; 0 or -1: all
+  float top_p = 0.95F;       // keep the smallest set with this probability mass (0, 1]; 1: all
+  float min_p = 0.05F;       // drop tokens less likely than min_p times the likeliest [0, 1]; 0: none
+  // Further truncation; with temperature 0 none of it counts, as with the three above. In this order: top_n_sigma,
+  // top_k, typical_p, top_p, min_p, XTC.
+  float top_n_sigma = 0.0F;  // drop logits this many standard deviations below the largest (0, 100]; 0: none
+  float typical_p = 1.0F;    // keep the tokens nearest to the entropy, with this probability mass (0, 1]; 1: all
+  // XTC: with xtc_probability, of the tokens at least as likely as xtc_threshold all but the least likely are dropped.
+  float xtc_probability = 0.0F;  // [0, 1]; 0: off
+  float xtc_threshold = 0.1F;    // [0, 1]; above 0.5: off
+  // Dynamic temperature: between temperature - range and temperature + range, by the entropy of the tokens left,
+  // divided by the largest that so many could have, to the power of the exponent.
+  float dynatemp_range = 0.0F;      // [0, 100]; 0: off
+  float dynatemp_exponent = 1.0F;   // [0, 10]
   float repetition_penalty = 1.0F;  // logits of seen tokens divided (positive) or multiplied (negative) by it; (0, 10]
   float frequency_penalty = 0.0F;   // subtracted times the number of occurrences [-10, 10]
   float presence_penalty = 0.0F;    // subtracted once if seen [-10, 10]
@@ -119,9 +141,22 @@ struct SessionOptions {
 
 // One continuation.
 struct GenerateOptions {
-  std::int64_t max_tokens = -1;  // -1: until the model ends its text, or context or KV memory is exhausted
+  std::int64_t max_tokens =
+      -1;  // at most kMostGenerated; -1: until the model ends its text, or context or KV memory is exhausted
   bool ignore_eos = false;
-  std::vector<std::string> stop;  // generation ends before the first of these; none may be empty
+  std::vector<std::string>
+      stop;                   // generation ends before the first of these; none empty, at most 16 of up to 1,024 bytes
+  bool include_stop = false;  // the text ends with the stop string that ended it
+  // Before so many tokens nothing ends the text but max_tokens, context and memory: tokens that end it are not drawn,
+  // and stop strings must begin after them. 0 to max_tokens.
+  std::int64_t min_tokens = 0;
+  // Tokens that end the text, as kStop; they are not in it. At most 1,024.
+  std::vector<std::int32_t> stop_tokens;
+  // The only tokens that may be drawn, at most 65,536; empty: all.
+  std::vector<std::int32_t> allowed_tokens;
+  // Words that are not written, at most 128 of up to 256 bytes: the last token of one is not drawn where the newest
+  // generated tokens are all others of it. Each counts as it begins a text and as it follows a space.
+  std::vector<std::string> bad_words;
   SamplingOptions sampling;
   // Continues the draws and the sampling options of the session's last generation, as if that had not ended. No effect
   // without one.

@@ -174,6 +174,7 @@ struct TokenChoice {
   std::int32_t id = 0;
   std::string bytes;  // possibly part of a character; a control token's name
   double log_probability = 0;
+  std::int64_t rank = 0;  // 1 for the likeliest token; the token itself: the number of tokens at least as likely
 };
 
 // Returns the bytes of a token if they are valid UTF-8; else names them as OpenAI's API does, "bytes:\\xf0\\x9f", so
@@ -197,7 +198,9 @@ struct GenerateResult {
   // With GenerateOptions::logprobs: one for each generated token, those of the stop string that ended the text
   // included. Grows with the text.
   std::vector<GeneratedToken> choices;
-  std::optional<GeneratedToken> end_choice;  // with logprobs and kEnd: the end token, which is not in the text
+  // With logprobs: the token that ended the text, which is not in it: with kEnd, and with kStop by a stop token.
+  std::optional<GeneratedToken> end_choice;
+  std::optional<std::int32_t> stop_token;  // with kStop: the one of GenerateOptions::stop_tokens that ended the text
   // With GenerateOptions::prompt_logprobs: one for each prompt token but the first.
   std::vector<GeneratedToken> prompt_choices;
   KvReport kv;

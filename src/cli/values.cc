@@ -22,7 +22,8 @@ struct Range {
   std::string_view values;
 };
 constexpr Range kRanges[] = {
-    {"run", "tokens", "-1 or more"},
+    {"run", "tokens", "-1 to 2^40"},
+    {"run", "min-tokens", "0 to the number of --tokens"},
     {"run", "ctx", "0, or 5 to 2^40"},
     {"plan", "ctx", "0 to 2^40"},
     {"plan", "prompt", "-1 or more"},
@@ -45,9 +46,15 @@ constexpr Range kRanges[] = {
     {"", "chunk", "0 to 4096"},
     {"", "page", "16, 32 or 64"},
     {"", "temp", "0 to 100"},
-    {"", "top-k", "0 to 2^31 - 1"},
+    {"", "top-k", "-1 to 2^31 - 1"},
     {"", "top-p", "above 0, up to 1"},
     {"", "min-p", "0 to 1"},
+    {"", "top-n-sigma", "0 to 100"},
+    {"", "typical-p", "above 0, up to 1"},
+    {"", "xtc-probability", "0 to 1"},
+    {"", "xtc-threshold", "0 to 1"},
+    {"", "dynatemp-range", "0 to 100"},
+    {"", "dynatemp-exponent", "0 to 10"},
     {"", "repeat-penalty", "above 0, up to 10"},
     {"", "frequency-penalty", "-10 to 10"},
     {"", "presence-penalty", "-10 to 10"},

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <utility>
 
@@ -14,7 +15,13 @@
 namespace kvasir {
 namespace {
 
-constexpr int kMostLogprobs = 100;
+Status nothing_to_draw(std::span<const float> logits) {
+  if (std::ranges::all_of(logits, [](float logit) { return std::isnan(logit); }))
+    return data_loss("the model's output is NaN; the file is damaged");
+  return invalid_argument(
+             "no token may follow: allowed_token_ids, bad_words and min_tokens together exclude every one; allow more")
+      .about({"allowed_token_ids"});
+}
 
 // REQUIRES: no string is empty.
 std::vector<std::string> all_stops(const GenerateOptions& options, std::span<const std::string> template_stops) {
@@ -37,7 +44,8 @@ Status check(const Tokenizer& tokenizer, const GenerationState& state) {
   for (const std::string& stop : state.stops)
     if (stop.empty()) return damaged("a stop string is empty");
   if (find_invalid_utf8(state.text)) return damaged("its text is not valid UTF-8");
-  for (const std::optional<TokenId>& token : {state.pending, state.end_token})
+  if (state.shown_stops > state.stops.size()) return damaged("it shows more stop strings than it has");
+  for (const std::optional<TokenId>& token : {state.pending, state.end_token, state.stop_token})
     if (token && !is_token(tokenizer, *token)) return damaged("a token is not in the vocabulary");
   if (state.finish_reason &&
       (*state.finish_reason < FinishReason::kEnd || *state.finish_reason > FinishReason::kCancelled))
@@ -51,12 +59,29 @@ Status check(const Tokenizer& tokenizer, const GenerationState& state) {
   if (state.end_token.has_value() != (state.finish_reason == FinishReason::kEnd))
     return damaged("its end token and its finish reason disagree");
   if (state.end_token && !tokenizer.is_end(*state.end_token)) return damaged("its end token ends nothing");
-  if (state.end_choice.has_value() != (state.end_token && state.logprobs >= 0))
+  if (state.stop_token && state.finish_reason != FinishReason::kStop)
+    return damaged("its stop token and its finish reason disagree");
+  if (state.end_choice.has_value() != ((state.end_token || state.stop_token) && state.logprobs >= 0))
     return damaged("its end token and the log-probability of that disagree");
   // The flush may complete a stop string too, after the generation has finished for another reason.
-  const bool stopped = state.finish_reason == FinishReason::kStop;
+  const bool stopped = state.finish_reason == FinishReason::kStop && !state.stop_token;
   if (stopped != state.matcher.stopped && (stopped || !state.finish_reason))
     return damaged("its stop string and its finish reason disagree");
+  return {};
+}
+
+Status check_bad_words(std::span<const std::string> words) {
+  if (words.size() > kMostBadWords)
+    return invalid_argument("bad_words has {} words; it may have {}", words.size(), kMostBadWords).about({"bad_words"});
+  for (const std::string& word : words) {
+    if (word.find_first_not_of(' ') == std::string::npos)
+      return invalid_argument("an empty word in bad_words would exclude nothing; remove it").about({"bad_words"});
+    if (word.size() > kLongestBadWord)
+      return invalid_argument("a word in bad_words has {} bytes; it may have {}", word.size(), kLongestBadWord)
+          .about({"bad_words"});
+    if (const Status status = check_utf8(word, 0, "a word in bad_words"); !status.ok())
+      return Status(status).about({"bad_words"});
+  }
   return {};
 }
 
@@ -86,24 +111,58 @@ Status validate(const GenerateOptions& options) {
   KVASIR_RETURN_IF_ERROR(validate(options.sampling));
   if (options.max_tokens < -1)
     return invalid_argument("max_tokens={} is below -1 (no limit)", options.max_tokens).about({"max_tokens"});
-  for (const std::string& stop : options.stop)
+  if (options.max_tokens > kMostGenerated)
+    return invalid_argument("max_tokens={} is above {}; give -1 for no limit", options.max_tokens, kMostGenerated)
+        .about({"max_tokens"});
+  if (options.stop.size() > kMostStops)
+    return invalid_argument("there are {} stop strings; there may be {}", options.stop.size(), kMostStops)
+        .about({"stop"});
+  for (const std::string& stop : options.stop) {
     if (stop.empty()) return invalid_argument("an empty stop string would end every text; remove it").about({"stop"});
+    if (stop.size() > kLongestStop)
+      return invalid_argument("a stop string has {} bytes; it may have {}", stop.size(), kLongestStop).about({"stop"});
+  }
   for (const int count : {options.logprobs, options.prompt_logprobs})
     if (count < -1 || count > kMostLogprobs)
       return invalid_argument("logprobs={} is outside 0 to {} (-1: none)", count, kMostLogprobs).about({"logprobs"});
+  if (options.min_tokens < 0 || (options.max_tokens >= 0 && options.min_tokens > options.max_tokens))
+    return invalid_argument("min_tokens={} is outside 0 to max_tokens={}", options.min_tokens, options.max_tokens)
+        .about({"min_tokens"});
+  if (options.stop_tokens.size() > kMostStopTokens)
+    return invalid_argument("stop_token_ids has {} tokens; it may have {}", options.stop_tokens.size(), kMostStopTokens)
+        .about({"stop_token_ids"});
+  if (options.allowed_tokens.size() > kMostAllowedTokens)
+    return invalid_argument("allowed_token_ids has {} tokens; it may have {}", options.allowed_tokens.size(),
+                            kMostAllowedTokens)
+        .about({"allowed_token_ids"});
+  return check_bad_words(options.bad_words);
+}
+
+Status validate(const GenerateOptions& options, int vocabulary) {
+  KVASIR_RETURN_IF_ERROR(validate(options));
+  const auto check = [&](const char* name, TokenId token) {
+    if (token >= 0 && token < vocabulary) return Status();
+    return invalid_argument("{} names token {}, outside the vocabulary of {}", name, token, vocabulary).about({name});
+  };
+  for (const auto& [token, bias] : options.sampling.logit_bias) KVASIR_RETURN_IF_ERROR(check("logit_bias", token));
+  for (const TokenId token : options.stop_tokens) KVASIR_RETURN_IF_ERROR(check("stop_token_ids", token));
+  for (const TokenId token : options.allowed_tokens) KVASIR_RETURN_IF_ERROR(check("allowed_token_ids", token));
   return {};
 }
 
 Generation::Generation(const Tokenizer& tokenizer, Parts parts)
     : tokenizer_(&tokenizer),
       sampler_(std::move(parts.sampler)),
+      limits_(std::move(parts.limits)),
       matcher_(std::move(parts.matcher)),
       stream_(std::move(parts.stream)) {}
 
 Generation::Generation(const Tokenizer& tokenizer, const GenerateOptions& options,
                        std::span<const std::string> template_stops, std::span<const TokenId> newest)
-    : Generation(tokenizer, {Sampler(options.sampling), StopMatcher(all_stops(options, template_stops)),
-                             TokenStream(tokenizer, false)}) {
+    : Generation(tokenizer,
+                 {Sampler(options.sampling), TokenLimits(tokenizer, options),
+                  StopMatcher(all_stops(options, template_stops), options.include_stop ? options.stop.size() : 0),
+                  TokenStream(tokenizer, false)}) {
   KVASIR_CHECK(validate(options).ok());
   max_tokens_ = options.max_tokens;
   ignore_eos_ = options.ignore_eos;
@@ -119,10 +178,11 @@ void Generation::observe(TokenId token) {
 Result<Generation> Generation::from_state(const Tokenizer& tokenizer, GenerationState state) {
   KVASIR_RETURN_IF_ERROR(check(tokenizer, state));
   KVASIR_ASSIGN_OR_RETURN(Sampler sampler, Sampler::from_state(state.sampler));
+  KVASIR_ASSIGN_OR_RETURN(TokenLimits limits, TokenLimits::from_state(tokenizer, std::move(state.limits)));
   KVASIR_ASSIGN_OR_RETURN(StopMatcher matcher,
-                          StopMatcher::from_state(std::move(state.stops), std::move(state.matcher)));
+                          StopMatcher::from_state(std::move(state.stops), std::move(state.matcher), state.shown_stops));
   KVASIR_ASSIGN_OR_RETURN(TokenStream stream, TokenStream::from_state(tokenizer, std::move(state.stream)));
-  Generation generation(tokenizer, {std::move(sampler), std::move(matcher), std::move(stream)});
+  Generation generation(tokenizer, {std::move(sampler), std::move(limits), std::move(matcher), std::move(stream)});
   generation.max_tokens_ = state.max_tokens;
   generation.ignore_eos_ = state.ignore_eos;
   generation.text_ = std::move(state.text);
@@ -131,6 +191,7 @@ Result<Generation> Generation::from_state(const Tokenizer& tokenizer, Generation
   generation.undrawn_ = state.undrawn;
   generation.finish_reason_ = state.finish_reason;
   generation.end_token_ = state.end_token;
+  generation.stop_token_ = state.stop_token;
   generation.logprobs_ = state.logprobs;
   generation.choices_ = std::move(state.choices);
   generation.end_choice_ = std::move(state.end_choice);
@@ -138,9 +199,10 @@ Result<Generation> Generation::from_state(const Tokenizer& tokenizer, Generation
 }
 
 GenerationState Generation::state() const {
-  return {max_tokens_,     ignore_eos_, matcher_.stops(), sampler_.state(), undrawn_,       matcher_.state(),
-          stream_.state(), text_,       tokens_,          pending_,         finish_reason_, end_token_,
-          logprobs_,       choices_,    end_choice_};
+  return {max_tokens_,      ignore_eos_, matcher_.stops(), matcher_.shown(), limits_.state(),
+          sampler_.state(), undrawn_,    matcher_.state(), stream_.state(),  text_,
+          tokens_,          pending_,    finish_reason_,   end_token_,       stop_token_,
+          logprobs_,        choices_,    end_choice_};
 }
 
 Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
@@ -151,9 +213,11 @@ Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
     return std::optional<TokenId>();
   }
   undrawn_ = sampler_.random();
-  const TokenId token = sampler_.sample(logits);
-  if (token == kNoToken) return data_loss("the model's output is NaN; the file is damaged");
-  const bool ends = !ignore_eos_ && tokenizer_->is_end(token);
+  const TokenMask allowed = limits_.allowed(tokens_, {});
+  const TokenId token = sampler_.sample(logits, allowed);
+  if (token == kNoToken) return nothing_to_draw(logits);
+  const bool stops = limits_.stops(token);
+  const bool ends = stops || (!ignore_eos_ && tokenizer_->is_end(token));
   if (logprobs_ >= 0) {
     try {
       GeneratedToken choice = describe(logits, token, logprobs_);
@@ -168,8 +232,8 @@ Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
     }
   }
   if (ends) {
-    end_token_ = token;
-    settle(FinishReason::kEnd);
+    (stops ? stop_token_ : end_token_) = token;
+    settle(stops ? FinishReason::kStop : FinishReason::kEnd);
     return std::optional<TokenId>();
   }
   pending_ = token;
@@ -177,13 +241,13 @@ Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
 }
 
 GeneratedToken Generation::describe(std::span<const float> logits, TokenId token, int likeliest) const {
-  const auto choice = [&](TokenId id, double log_probability) {
-    return TokenChoice{id, tokenizer_->bytes_of(id, true), log_probability};
+  const auto choice = [&](TokenId id, double log_probability, std::int64_t rank) {
+    return TokenChoice{id, tokenizer_->bytes_of(id, true), log_probability, rank};
   };
-  GeneratedToken generated{choice(token, log_probability(logits, token)), {}, false};
+  GeneratedToken generated{choice(token, log_probability(logits, token), rank_of(logits, token)), {}, false};
   generated.hidden = tokenizer_->bytes_of(token).empty() || is_marker(tokenizer_->vocabulary(), token);
   for (const TokenLogProbability& likely : top_log_probabilities(logits, likeliest))
-    generated.likeliest.push_back(choice(likely.token, likely.log_probability));
+    generated.likeliest.push_back(choice(likely.token, likely.log_probability, std::ssize(generated.likeliest) + 1));
   return generated;
 }
 
@@ -191,11 +255,14 @@ std::string Generation::accept(TokenId token) {
   KVASIR_CHECK(pending_ && token == *pending_);
   pending_.reset();
   observe(token);
+  limits_.accept(token);
+  const bool may_stop = !limits_.too_few(tokens_);
   ++tokens_;
   // A marker's text is seen only by a stop string that equals it.
   const std::string& piece = tokenizer_->vocabulary().pieces[static_cast<std::size_t>(token)];
   const bool stops = is_marker(tokenizer_->vocabulary(), token) && std::ranges::count(matcher_.stops(), piece) > 0;
-  std::string text = matcher_.push(stops ? stream_.push(token) : stream_.push_shown(token));
+  std::string text = may_stop && stops ? stream_.push(token) : stream_.push_shown(token);
+  if (may_stop) text = matcher_.push(text);
   text_ += text;
   if (matcher_.stopped()) settle(FinishReason::kStop);
   return text;
@@ -216,7 +283,7 @@ void Generation::settle(FinishReason reason) {
 
 std::string Generation::flush() {
   KVASIR_CHECK(finished());
-  if (*finish_reason_ == FinishReason::kStop || *finish_reason_ == FinishReason::kCancelled) return {};
+  if (matcher_.stopped() || *finish_reason_ == FinishReason::kCancelled) return {};
   std::string text = matcher_.push(stream_.flush());
   if (text.empty()) text = matcher_.flush();
   text_ += text;
@@ -228,6 +295,7 @@ GenerateResult Generation::result() const {
   result.text = text_;
   result.choices = choices_;
   result.end_choice = end_choice_;
+  result.stop_token = stop_token_;
   result.tokens = tokens_;
   result.finish_reason = finish_reason_.value_or(FinishReason::kFailed);
   return result;

@@ -21,6 +21,7 @@
 
 #include "generation/sampler.h"
 #include "generation/stop_matcher.h"
+#include "generation/token_limits.h"
 #include "generation/token_stream.h"
 #include "kvasir/finish_reason.h"
 #include "kvasir/options.h"
@@ -32,12 +33,16 @@ namespace kvasir {
 
 // Errors: kInvalidArgument naming the option and what to change.
 Status validate(const GenerateOptions& options);
+// As validate; also for a token id that is none of `vocabulary` tokens.
+Status validate(const GenerateOptions& options, int vocabulary);
 
 // A Generation as plain data.
 struct GenerationState {
   std::int64_t max_tokens = -1;
   bool ignore_eos = false;
   std::vector<std::string> stops;  // those of the options and of the chat template
+  std::size_t shown_stops = 0;     // so many of them, from the first, are part of the text
+  TokenLimitsState limits;
   SamplerState sampler;
   std::array<std::uint64_t, 4> undrawn{};  // with `pending`: the generator's words before that token was drawn
   StopMatcherState matcher;
@@ -47,15 +52,17 @@ struct GenerationState {
   std::optional<TokenId> pending;  // chosen but not accepted yet
   std::optional<FinishReason> finish_reason;
   std::optional<TokenId> end_token;
+  std::optional<TokenId> stop_token;
   int logprobs = -1;
   std::vector<GeneratedToken> choices;       // of the tokens accepted and the pending one; none without logprobs
-  std::optional<GeneratedToken> end_choice;  // of end_token; none without logprobs
+  std::optional<GeneratedToken> end_choice;  // of end_token or stop_token; none without logprobs
 };
 
 class Generation {
  public:
   // `template_stops`: further stop strings. `newest`: the newest tokens of the context, oldest first, for penalties.
-  // The seed is used as given, including 0. REQUIRES: validate(options).ok(); no string of `template_stops` is empty.
+  // The seed is used as given, including 0. REQUIRES: validate(options, vocabulary).ok(); no string of `template_stops`
+  // is empty.
   Generation(const Tokenizer& tokenizer, const GenerateOptions& options, std::span<const std::string> template_stops,
              std::span<const TokenId> newest);
 
@@ -65,8 +72,8 @@ class Generation {
 
   // Takes the logits [vocabulary] of the newest token. Returns the token to run next, or nullopt once the generation
   // has finished. Checks in this order: an earlier finish, max_tokens (kLength), then the chosen token (kEnd for an end
-  // token, which is not run). Errors: kDataLoss if all logits are NaN; the request cannot continue then. REQUIRES: the
-  // token of the last push was accepted.
+  // token, kStop for a stop token; neither is run). Errors: kDataLoss if all logits are NaN, kInvalidArgument if the
+  // options exclude every token; the request cannot continue then. REQUIRES: the token of the last push was accepted.
   Result<std::optional<TokenId>> push(std::span<const float> logits);
 
   // Reports that the token of the last push was run: counts it, and adds it to the penalties. Returns the text that
@@ -78,8 +85,8 @@ class Generation {
   // draws it again. REQUIRES: reason is none of kEnd, kStop and kFailed.
   void finish(FinishReason reason);
 
-  // Returns the next piece of held-back text, or "" when none is left. After kStop and kCancelled always returns "":
-  // the text belongs to the stop string, or the caller has gone. REQUIRES: finished.
+  // Returns the next piece of held-back text, or "" when none is left. After kStop by a stop string and kCancelled
+  // always returns "": the text belongs to the stop string, or the caller has gone. REQUIRES: finished.
   std::string flush();
 
   // Returns what GenerateOptions::logprobs reports of a token. `logits` [vocabulary]: those it was drawn from.
@@ -99,7 +106,7 @@ class Generation {
   const std::string& text() const { return text_; }                // all that accept() and flush() returned
   // With GenerateOptions::logprobs: one per accepted token, and one for the pending token.
   const std::vector<GeneratedToken>& choices() const { return choices_; }
-  const std::optional<GeneratedToken>& end_choice() const { return end_choice_; }  // for end_token()
+  const std::optional<GeneratedToken>& end_choice() const { return end_choice_; }  // the token that ended the text
 
   // Returns text, tokens, choices and finish reason; kFailed where it has not finished.
   GenerateResult result() const;
@@ -110,6 +117,7 @@ class Generation {
  private:
   struct Parts {
     Sampler sampler;
+    TokenLimits limits;
     StopMatcher matcher;
     TokenStream stream;
   };
@@ -121,6 +129,7 @@ class Generation {
   std::int64_t max_tokens_ = -1;
   bool ignore_eos_ = false;
   Sampler sampler_;
+  TokenLimits limits_;
   StopMatcher matcher_;
   TokenStream stream_;
   std::string text_;
@@ -129,6 +138,7 @@ class Generation {
   std::array<std::uint64_t, 4> undrawn_{};  // the generator's words before the newest draw
   std::optional<FinishReason> finish_reason_;
   std::optional<TokenId> end_token_;
+  std::optional<TokenId> stop_token_;
   int logprobs_ = -1;
   std::vector<GeneratedToken> choices_;
   std::optional<GeneratedToken> end_choice_;

@@ -34,6 +34,12 @@ Normaliser normalise(std::span<const float> logits) {
 
 }  // namespace
 
+std::int64_t rank_of(std::span<const float> logits, TokenId token) {
+  KVASIR_CHECK(token >= 0 && static_cast<std::size_t>(token) < logits.size());
+  const float own = logits[static_cast<std::size_t>(token)];
+  return std::ranges::count_if(logits, [&](float logit) { return logit >= own; });
+}
+
 std::vector<TokenLogProbability> top_log_probabilities(std::span<const float> logits, int n) {
   KVASIR_CHECK(n >= 0);
   std::vector<TokenId> tokens;

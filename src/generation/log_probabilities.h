@@ -5,6 +5,7 @@
 // Thread-safety: pure functions.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -16,6 +17,9 @@ struct TokenLogProbability {
   TokenId token = kNoToken;
   double log_probability = 0;
 };
+
+// Returns the number of tokens whose logit is at least that of `token`, itself included. REQUIRES: as log_probability.
+std::int64_t rank_of(std::span<const float> logits, TokenId token);
 
 // Returns the `n` likeliest tokens, likeliest first, the smaller id first on a tie; fewer if fewer logits are not NaN.
 // `logits` [vocabulary]. REQUIRES: n >= 0.

@@ -11,8 +11,6 @@
 namespace kvasir {
 namespace {
 
-constexpr int kMostDryLength = 1024;
-
 // A total order, so that the tokens kept do not depend on the selection algorithm.
 constexpr auto likelier = [](const auto& a, const auto& b) {
   return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
@@ -38,9 +36,9 @@ Status check_count(const char* name, int value, int low, int high) {
   return invalid_argument("{} is {}; it must be at least {} and at most {}", name, value, low, high).about({name});
 }
 
-Status check_not_negative(const char* name, int value) {
-  if (value >= 0) return {};
-  return invalid_argument("{} is {}; it must be at least 0", name, value).about({name});
+Status check_top_k(int value) {
+  if (value >= -1) return {};
+  return invalid_argument("top_k is {}; it must be at least 0, or -1 for all", value).about({"top_k"});
 }
 
 Status check_bias(std::vector<std::pair<TokenId, float>> bias) {
@@ -60,14 +58,32 @@ Status check_bias(std::vector<std::pair<TokenId, float>> bias) {
   return {};
 }
 
+// Turns the logits of excluded tokens into NaN, which no later step chooses.
+void exclude(TokenMask allowed, std::span<float> logits) {
+  constexpr std::size_t kBits = 64;
+  for (std::size_t first = 0; first < logits.size(); first += kBits) {
+    const std::uint64_t word = first / kBits < allowed.size() ? allowed[first / kBits] : 0;
+    if (word == ~std::uint64_t{0}) continue;
+    const std::size_t count = std::min(kBits, logits.size() - first);
+    for (std::size_t bit = 0; bit < count; ++bit)
+      if ((word >> bit & 1) == 0) logits[first + bit] = std::numeric_limits<float>::quiet_NaN();
+  }
+}
+
 }  // namespace
 
 Status validate(const SamplingOptions& options) {
   KVASIR_RETURN_IF_ERROR(check_bias(options.logit_bias));
   KVASIR_RETURN_IF_ERROR(check_range("temperature", options.temperature, 0.0F, 100.0F, true));
-  KVASIR_RETURN_IF_ERROR(check_not_negative("top_k", options.top_k));
+  KVASIR_RETURN_IF_ERROR(check_top_k(options.top_k));
   KVASIR_RETURN_IF_ERROR(check_range("top_p", options.top_p, 0.0F, 1.0F, false));
   KVASIR_RETURN_IF_ERROR(check_range("min_p", options.min_p, 0.0F, 1.0F, true));
+  KVASIR_RETURN_IF_ERROR(check_range("top_n_sigma", options.top_n_sigma, 0.0F, 100.0F, true));
+  KVASIR_RETURN_IF_ERROR(check_range("typical_p", options.typical_p, 0.0F, 1.0F, false));
+  KVASIR_RETURN_IF_ERROR(check_range("xtc_probability", options.xtc_probability, 0.0F, 1.0F, true));
+  KVASIR_RETURN_IF_ERROR(check_range("xtc_threshold", options.xtc_threshold, 0.0F, 1.0F, true));
+  KVASIR_RETURN_IF_ERROR(check_range("dynatemp_range", options.dynatemp_range, 0.0F, 100.0F, true));
+  KVASIR_RETURN_IF_ERROR(check_range("dynatemp_exponent", options.dynatemp_exponent, 0.0F, 10.0F, true));
   KVASIR_RETURN_IF_ERROR(check_range("repetition_penalty", options.repetition_penalty, 0.0F, 10.0F, false));
   KVASIR_RETURN_IF_ERROR(check_range("frequency_penalty", options.frequency_penalty, -10.0F, 10.0F, true));
   KVASIR_RETURN_IF_ERROR(check_range("presence_penalty", options.presence_penalty, -10.0F, 10.0F, true));
@@ -137,23 +153,45 @@ void Sampler::count(TokenId token) {
   ++counts_[token];
 }
 
-TokenId Sampler::sample(std::span<const float> logits) {
+TokenId Sampler::sample(std::span<const float> logits, TokenMask allowed) {
   KVASIR_CHECK(!logits.empty());
-  logits = adjusted(logits);
+  logits = adjusted(logits, allowed);
   if (options_.temperature == 0.0F) return largest(logits);
   gather(logits);
   if (candidates_.empty()) return kNoToken;
-  if (options_.top_p < 1.0F || options_.min_p > 0.0F) {
-    keep_top_p(weigh(1));
-    keep_min_p();
-  }
+  truncate(logits);
   return draw();
 }
 
-// Returns the logits with bias and penalties; without any, the logits themselves.
-std::span<const float> Sampler::adjusted(std::span<const float> logits) {
+void Sampler::truncate(std::span<const float> logits) {
+  if (options_.top_n_sigma > 0.0F) keep_top_n_sigma(candidates_, logits, static_cast<double>(options_.top_n_sigma));
+  if (options_.typical_p < 1.0F) {
+    keep_typical(candidates_, weigh(candidates_, 1), static_cast<double>(options_.typical_p));
+    sorted_ = false;
+  }
+  if (options_.top_p < 1.0F || options_.min_p > 0.0F) {
+    keep_top_p(weigh(candidates_, 1));
+    keep_min_p();
+  }
+  // Draws only where XTC could drop a token, so that requests without it have the draws that they always had.
+  if (options_.xtc_probability > 0.0F && options_.xtc_threshold <= 0.5F && candidates_.size() > 1 &&
+      next_uniform() < static_cast<double>(options_.xtc_probability))
+    exclude_top_choices(candidates_, weigh(candidates_, 1), static_cast<double>(options_.xtc_threshold));
+}
+
+// Returns the temperature of the draw.
+double Sampler::temperature() {
+  const auto temperature = static_cast<double>(options_.temperature);
+  if (options_.dynatemp_range == 0.0F) return temperature;
+  return dynamic_temperature(candidates_, weigh(candidates_, 1), temperature,
+                             static_cast<double>(options_.dynatemp_range),
+                             static_cast<double>(options_.dynatemp_exponent));
+}
+
+// Returns the logits with bias, penalties and mask; without any, the logits themselves.
+std::span<const float> Sampler::adjusted(std::span<const float> logits, TokenMask allowed) {
   const auto penalties = dry_.penalties();
-  if (options_.logit_bias.empty() && counts_.empty() && penalties.empty()) return logits;
+  if (options_.logit_bias.empty() && counts_.empty() && penalties.empty() && allowed.empty()) return logits;
   adjusted_.assign(logits.begin(), logits.end());
   const auto in_range = [&](TokenId token) { return token >= 0 && static_cast<std::size_t>(token) < logits.size(); };
   for (const auto& [token, bias] : options_.logit_bias)
@@ -166,6 +204,7 @@ std::span<const float> Sampler::adjusted(std::span<const float> logits) {
   }
   for (const auto& [token, penalty] : penalties)
     if (in_range(token)) adjusted_[static_cast<std::size_t>(token)] -= static_cast<float>(penalty);
+  if (!allowed.empty()) exclude(allowed, adjusted_);
   return adjusted_;
 }
 
@@ -230,19 +269,6 @@ bool Sampler::gather_few(std::span<const float> logits, std::size_t k) {
   return more;
 }
 
-// Returns the sum of the weights.
-double Sampler::weigh(double temperature) {
-  double largest = -std::numeric_limits<double>::infinity();
-  for (const Candidate& candidate : candidates_) largest = std::max(largest, static_cast<double>(candidate.logit));
-  double total = 0;
-  for (Candidate& candidate : candidates_) {
-    // The difference of equal infinities would be NaN.
-    candidate.weight = candidate.logit == largest ? 1.0 : std::exp((candidate.logit - largest) / temperature);
-    total += candidate.weight;
-  }
-  return total;
-}
-
 void Sampler::keep_top_p(double total) {
   if (options_.top_p >= 1.0F) return;
   const double wanted = total * static_cast<double>(options_.top_p);
@@ -267,22 +293,26 @@ void Sampler::keep_top_p(double total) {
 
 void Sampler::keep_min_p() {
   const auto least = static_cast<double>(options_.min_p);  // the largest weight is 1
-  std::erase_if(candidates_, [&](const Candidate& candidate) { return candidate.weight < least; });
+  std::erase_if(candidates_, [&](const TokenCandidate& candidate) { return candidate.weight < least; });
 }
 
 TokenId Sampler::draw() {
-  const double total = weigh(static_cast<double>(options_.temperature));
-  const double uniform = static_cast<double>(next_random() >> 11) * 0x1.0p-53;
-  const double point = uniform * total;
+  const double total = weigh(candidates_, temperature());
+  const double point = next_uniform() * total;
   double cumulative = 0;
-  const Candidate* chosen = nullptr;
-  for (const Candidate& candidate : candidates_) {
+  const TokenCandidate* chosen = nullptr;
+  for (const TokenCandidate& candidate : candidates_) {
     if (candidate.weight == 0.0) continue;
     chosen = &candidate;  // the last candidate with weight, if rounding puts the point beyond the sum
     cumulative += candidate.weight;
     if (point < cumulative) break;
   }
   return chosen->token;
+}
+
+// Returns a number from 0 to below 1.
+double Sampler::next_uniform() {
+  return static_cast<double>(next_random() >> 11) * 0x1.0p-53;
 }
 
 std::uint64_t Sampler::next_random() {

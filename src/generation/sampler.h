@@ -1,4 +1,5 @@
-// Chooses the next token from logits: logit bias, penalties, DRY, then top-k, top-p, min-p, temperature, then one draw.
+// Chooses the next token from logits: logit bias, penalties, DRY, a mask of allowed tokens, then truncation (see
+// SamplingOptions), temperature, then one draw.
 // Thread-safety: none; a Sampler belongs to one sequence. Deterministic given options, seed and logits.
 #pragma once
 
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "generation/dry_penalty.h"
+#include "generation/truncation.h"
 #include "kvasir/options.h"
 #include "kvasir/status.h"
 #include "text/vocabulary.h"
@@ -17,9 +19,14 @@ namespace kvasir {
 
 inline constexpr int kMaxPenaltyWindow = 65536;
 inline constexpr std::size_t kMostBiases = 1024;
+inline constexpr int kMostDryLength = 1024;
 
 // Errors: kInvalidArgument naming the option, the value and the accepted range.
 Status validate(const SamplingOptions& options);
+
+// Tokens that may be chosen: bit `id % 64` of word `id / 64` is set for each. Tokens beyond the last word may not.
+// Empty: all tokens may.
+using TokenMask = std::span<const std::uint64_t>;
 
 // A Sampler as plain data: everything that determines its next choice.
 struct SamplerState {
@@ -55,30 +62,26 @@ class Sampler {
 
   // Chooses a token, without observing it. `logits` [vocabulary] is not changed.
   //   - Temperature 0: the largest logit after penalties, the smaller id on a tie.
-  //   - NaN logits are never chosen; if all are NaN, the result is kNoToken.
+  //   - NaN logits are never chosen, nor tokens that `allowed` excludes; if none is left, the result is kNoToken.
   //   - If some logits are +inf, one of these is chosen, with equal probability.
   // REQUIRES: logits not empty.
-  TokenId sample(std::span<const float> logits);
+  TokenId sample(std::span<const float> logits, TokenMask allowed = {});
 
  private:
-  struct Candidate {
-    TokenId token;
-    float logit;
-    double weight;  // exp((logit - largest) / temperature); for top-p and min-p without the temperature
-  };
-
   static constexpr std::size_t kLanes = 16;
   static constexpr std::size_t kMostHeaped = 256;  // a larger top-k is selected faster among all
 
   void count(TokenId token);
-  std::span<const float> adjusted(std::span<const float> logits);
+  std::span<const float> adjusted(std::span<const float> logits, TokenMask allowed);
   static TokenId largest(std::span<const float> logits);
   void gather(std::span<const float> logits);
   bool gather_few(std::span<const float> logits, std::size_t k);
-  double weigh(double temperature);
+  void truncate(std::span<const float> logits);
   void keep_top_p(double total);
   void keep_min_p();
+  double temperature();
   TokenId draw();
+  double next_uniform();
   std::uint64_t next_random();
   bool penalises() const;
 
@@ -89,8 +92,8 @@ class Sampler {
   std::unordered_map<TokenId, int> counts_;  // occurrences in recent_
   DryPenalty dry_;
   std::vector<float> adjusted_;  // scratch of sample(), as is candidates_
-  std::vector<Candidate> candidates_;
-  bool sorted_ = false;  // candidates_ are ordered by logit, largest first; otherwise by token
+  std::vector<TokenCandidate> candidates_;
+  bool sorted_ = false;  // candidates_ are ordered by logit, largest first
 };
 
 }  // namespace kvasir

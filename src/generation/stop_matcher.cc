@@ -6,8 +6,8 @@
 
 namespace kvasir {
 
-Result<StopMatcher> StopMatcher::from_state(std::vector<std::string> stops, StopMatcherState state) {
-  StopMatcher matcher(std::move(stops));
+Result<StopMatcher> StopMatcher::from_state(std::vector<std::string> stops, StopMatcherState state, std::size_t shown) {
+  StopMatcher matcher(std::move(stops), shown);
   const auto can_become = [&](const std::string& stop) {
     return stop.size() > state.held.size() && stop.starts_with(state.held);
   };
@@ -25,11 +25,16 @@ Result<StopMatcher> StopMatcher::from_state(std::vector<std::string> stops, Stop
 std::string StopMatcher::push(std::string_view text) {
   if (stopped_) return {};
   held_ += text;
-  std::size_t found = std::string::npos;
-  for (const std::string& stop : stops_) found = std::min(found, held_.find(stop));
+  std::size_t found = std::string::npos, end = std::string::npos;
+  for (std::size_t i = 0; i < stops_.size(); ++i) {
+    const std::size_t at = held_.find(stops_[i]);
+    if (at >= found) continue;
+    found = at;
+    end = i < shown_ ? at + stops_[i].size() : at;
+  }
   if (found != std::string::npos) {
     stopped_ = true;
-    std::string out = held_.substr(0, found);
+    std::string out = held_.substr(0, end);
     held_.clear();
     return out;
   }

@@ -19,15 +19,17 @@ struct StopMatcherState {
 
 class StopMatcher {
  public:
-  // REQUIRES: no string is empty.
-  explicit StopMatcher(std::vector<std::string> stops) : stops_(std::move(stops)) {}
+  // The first `shown` strings are shown when they stop the text. REQUIRES: no string is empty.
+  explicit StopMatcher(std::vector<std::string> stops, std::size_t shown = 0)
+      : stops_(std::move(stops)), shown_(shown) {}
 
   // Continues where state() was taken. Errors: kDataLoss for a state that no matcher of these strings can be in.
   // REQUIRES: no string is empty.
-  static Result<StopMatcher> from_state(std::vector<std::string> stops, StopMatcherState state);
+  static Result<StopMatcher> from_state(std::vector<std::string> stops, StopMatcherState state, std::size_t shown = 0);
   StopMatcherState state() const { return {held_, stopped_}; }
 
-  // Adds text to the stream. Returns the text that may be shown now: never a stop string or what follows it.
+  // Adds text to the stream. Returns the text that may be shown now: never a stop string that is not to be shown, nor
+  // what follows a stop string.
   std::string push(std::string_view text);
 
   // Returns the text held back. Call it when the stream has ended without a stop string.
@@ -35,9 +37,11 @@ class StopMatcher {
 
   bool stopped() const { return stopped_; }
   const std::vector<std::string>& stops() const { return stops_; }
+  std::size_t shown() const { return shown_; }
 
  private:
   std::vector<std::string> stops_;
+  std::size_t shown_;
   std::string held_;
   bool stopped_ = false;
 };

@@ -81,8 +81,8 @@ Result<RequestPlan> plan_request(const PlanRequest& request, const KvCacheShape&
   if (request.max_tokens < -1 || request.max_tokens > kMostTokens)
     return invalid_argument("max_tokens={} is outside 0 to 2^40 (-1: what there is room for)", request.max_tokens)
         .about({"max_tokens"});
-  if (request.samples < 1 || request.samples > 64)
-    return invalid_argument("samples={} is outside 1 to 64", request.samples).about({"samples"});
+  if (request.samples < 1 || request.samples > kMostSamples)
+    return invalid_argument("samples={} is outside 1 to {}", request.samples, kMostSamples).about({"samples"});
   const RetentionPolicy& policy = *place.policy;
   RequestPlan plan;
   plan.policy = policy.traits().spec;

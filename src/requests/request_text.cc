@@ -129,15 +129,11 @@ std::unique_ptr<ModelText> make_model_text(std::shared_ptr<const LoadedModel> mo
 }
 
 Status check_request(const LoadedModel& model, const RequestOptions& options) {
-  KVASIR_RETURN_IF_ERROR(validate(options.generate));
-  for (const auto& [token, bias] : options.generate.sampling.logit_bias)
-    if (token >= model.config.vocabulary)
-      return invalid_argument("logit_bias names token {}, outside the vocabulary of {}", token, model.config.vocabulary)
-          .about({"logit_bias"});
+  KVASIR_RETURN_IF_ERROR(validate(options.generate, model.config.vocabulary));
   for (const std::string& stop : options.template_stops)
     if (stop.empty()) return invalid_argument("an empty stop string would end every text").about({"template_stops"});
-  if (options.samples < 1 || options.samples > 64)
-    return invalid_argument("samples={} is outside 1 to 64", options.samples).about({"samples"});
+  if (options.samples < 1 || options.samples > kMostSamples)
+    return invalid_argument("samples={} is outside 1 to {}", options.samples, kMostSamples).about({"samples"});
   return check_seeds(options.generate.sampling.seed, options.samples);
 }
 

@@ -163,8 +163,8 @@ class Search {
 }  // namespace
 
 Status validate(const BeamSearchOptions& options) {
-  if (options.width < 1 || options.width > 64)
-    return invalid_argument("beams={} is outside 1 to 64", options.width).about({"beams"});
+  if (options.width < 1 || options.width > kMostSamples)
+    return invalid_argument("beams={} is outside 1 to {}", options.width, kMostSamples).about({"beams"});
   if (!(options.length_penalty >= -10 && options.length_penalty <= 10))
     return invalid_argument("length_penalty={} is outside -10 to 10", options.length_penalty).about({"length_penalty"});
   if (options.max_tokens < 1 || options.max_tokens > (std::int64_t{1} << 30))

@@ -247,7 +247,7 @@ Status SessionImpl::say(std::string_view role, std::string_view content, const P
 Result<GenerateResult> SessionImpl::generate(const GenerateOptions& options,
                                              const std::function<bool(std::string_view)>& on_text) {
   return when_loaded([&]() -> Result<GenerateResult> {
-    KVASIR_RETURN_IF_ERROR(validate(options));
+    KVASIR_RETURN_IF_ERROR(validate(options, model_->config.vocabulary));
     KVASIR_RETURN_IF_ERROR(check_continuable());
 
     const std::int64_t prompt_tokens = std::exchange(unreported_, 0);
@@ -297,8 +297,8 @@ Generation SessionImpl::new_generation(const GenerateOptions& options) const {
 namespace {
 
 Status check_width(std::string_view what, int count) {
-  if (count >= 1 && count <= 64) return {};
-  return invalid_argument("{}={} is outside 1 to 64", what, count).about({what});
+  if (count >= 1 && count <= kMostSamples) return {};
+  return invalid_argument("{}={} is outside 1 to {}", what, count, kMostSamples).about({what});
 }
 
 }  // namespace
@@ -306,7 +306,7 @@ Status check_width(std::string_view what, int count) {
 Result<std::vector<GenerateResult>> SessionImpl::sample(
     const GenerateOptions& options, int count, const std::function<bool(std::size_t, std::string_view)>& on_text) {
   return when_loaded([&]() -> Result<std::vector<GenerateResult>> {
-    KVASIR_RETURN_IF_ERROR(validate(options));
+    KVASIR_RETURN_IF_ERROR(validate(options, model_->config.vocabulary));
     KVASIR_RETURN_IF_ERROR(check_width("samples", count));
     KVASIR_RETURN_IF_ERROR(check_continuable());
     const Generation first = new_generation(options);

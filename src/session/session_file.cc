@@ -72,6 +72,15 @@ void put_head(ByteWriter& out, const SessionHead& head) {
   out.put(static_cast<std::int32_t>(head.chunk));
 }
 
+// Options that sampling had not in the first files of this format.
+constexpr float SamplingOptions::*kTruncation[] = {
+    &SamplingOptions::top_n_sigma,   &SamplingOptions::typical_p,      &SamplingOptions::xtc_probability,
+    &SamplingOptions::xtc_threshold, &SamplingOptions::dynatemp_range, &SamplingOptions::dynatemp_exponent};
+
+bool same_truncation(const SamplingOptions& a, const SamplingOptions& b) {
+  return std::ranges::all_of(kTruncation, [&](auto option) { return a.*option == b.*option; });
+}
+
 void put_sampler(ByteWriter& out, const SamplerState& state) {
   const SamplingOptions& o = state.options;
   for (const float value :
@@ -87,13 +96,16 @@ void put_sampler(ByteWriter& out, const SamplerState& state) {
   out.put(static_cast<std::int32_t>(o.dry_allowed_length));
   out.put(static_cast<std::int32_t>(o.dry_window));
   out.put_vector(state.dry);
-  // At the end, so that files without a logit bias equal those of older versions.
-  if (o.logit_bias.empty()) return;
+  // At the end, so that files without these options equal those of older versions.
+  const bool truncates = !same_truncation(o, SamplingOptions());
+  if (o.logit_bias.empty() && !truncates) return;
   out.put(static_cast<std::uint64_t>(o.logit_bias.size()));
   for (const auto& [token, bias] : o.logit_bias) {
     out.put(token);
     out.put(bias);
   }
+  if (!truncates) return;
+  for (const auto option : kTruncation) out.put(o.*option);
 }
 
 void put_chat(ByteWriter& out, const ChatState& chat) {
@@ -187,6 +199,8 @@ bool get_sampler(ByteReader& in, SamplerState* state) {
     in.get(token);
     in.get(bias);
   }
+  if (in.left() > 0)
+    for (const auto option : kTruncation) in.get(o.*option);
   return in.ok();
 }
 

@@ -556,7 +556,7 @@ TEST(Validate, NamesOptionValueAndRange) {
   };
   using S = SamplingOptions;
   EXPECT_EQ(message(&S::temperature, -1.0F), "temperature is -1; it must be at least 0 and at most 100");
-  EXPECT_EQ(message(&S::top_k, -3), "top_k is -3; it must be at least 0");
+  EXPECT_EQ(message(&S::top_k, -3), "top_k is -3; it must be at least 0, or -1 for all");
   EXPECT_EQ(message(&S::top_p, 0.0F), "top_p is 0; it must be greater than 0 and at most 1");
   EXPECT_EQ(message(&S::min_p, 1.5F), "min_p is 1.5; it must be at least 0 and at most 1");
   EXPECT_EQ(message(&S::repetition_penalty, 0.0F), "repetition_penalty is 0; it must be greater than 0 and at most 10");

@@ -102,7 +102,7 @@ TEST(ApiBodies, BestOf) {
   EXPECT_EQ(field(completion(R"({"prompt":"a","best_of":2,"stream":true})")), "best_of");
   EXPECT_EQ(field(completion(R"({"prompt":["a","b","c"],"n":64})")), "n");
   EXPECT_EQ(field(completion(R"({"prompt":["a","b","c"],"n":2,"best_of":64})")), "best_of");
-  EXPECT_EQ(chat(R"({"best_of":5})")->options.samples, 1) << "an unknown field of chats";
+  EXPECT_EQ(chat(R"({"best_of":5})")->options.samples, 5) << "as vLLM's chats have it";
 }
 
 TEST(ApiBodies, LogProbabilities) {

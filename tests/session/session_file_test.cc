@@ -111,6 +111,39 @@ TEST_F(SessionFile, ContinuesEveryPolicyWithTheBitsOfNoStop) {
   }
 }
 
+// The options of sampling come back, and a file without the newer ones is byte for byte what older versions wrote.
+TEST_F(SessionFile, KeepsOptionsOfSampling) {
+  const auto saved = runner("full");
+  SessionExtras plain = extras();
+  ASSERT_TRUE(save_session(path(), saved->whole(), 32, plain).ok());
+  const std::size_t size = bytes_of().size();
+  SamplingOptions& options = plain.sampler->options;
+  options.logit_bias = {{3, 2}};
+  ASSERT_TRUE(save_session(path("bias"), saved->whole(), 32, plain).ok());
+  EXPECT_EQ(bytes_of("bias").size(), size + 8 + 8);
+  for (const bool biased : {true, false}) {
+    if (!biased) options.logit_bias.clear();
+    options.top_n_sigma = 1.5F, options.typical_p = 0.9F, options.xtc_probability = 0.25F;
+    options.xtc_threshold = 0.2F, options.dynatemp_range = 0.5F, options.dynatemp_exponent = 2;
+    ASSERT_TRUE(save_session(path("all"), saved->whole(), 32, plain).ok());
+    EXPECT_EQ(bytes_of("all").size(), size + 8 + (biased ? 8 : 0) + 6 * sizeof(float));
+    auto loaded = load_session(path("all"), model_, cache_maker());
+    ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+    const SamplingOptions& got = loaded->extras.sampler->options;
+    EXPECT_EQ(got.logit_bias, options.logit_bias);
+    EXPECT_EQ(got.top_n_sigma, 1.5F);
+    EXPECT_EQ(got.typical_p, 0.9F);
+    EXPECT_EQ(got.xtc_probability, 0.25F);
+    EXPECT_EQ(got.xtc_threshold, 0.2F);
+    EXPECT_EQ(got.dynatemp_range, 0.5F);
+    EXPECT_EQ(got.dynatemp_exponent, 2.0F);
+  }
+  auto old = load_session(path(), model_, cache_maker());
+  ASSERT_TRUE(old.ok());
+  EXPECT_EQ(old->extras.sampler->options.typical_p, 1.0F);
+  EXPECT_EQ(old->extras.sampler->options.xtc_threshold, 0.1F);
+}
+
 TEST_F(SessionFile, ContinuesEveryFamilyAndPageType) {
   for (const FamilyCase& family : family_cases(file_spec()))
     for (const char* type : {"f32", "bf16", "q4", "k=q8,v=q2,recent=20"}) {

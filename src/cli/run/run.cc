@@ -20,6 +20,7 @@
 #include "cli/run/parts.h"
 #include "cli/run/run_help.h"
 #include "cli/run/run_options.h"
+#include "cli/run/sampling_options.h"
 #include "cli/signals.h"
 #include "cli/text_input.h"
 #include "retention/registry.h"
@@ -38,10 +39,10 @@ constexpr std::int64_t kMostContext = std::int64_t{1} << 40;
 // Refuses options that exclude each other, and options without effect.
 Status check_options(const RunOptions& options) {
   const bool several = options.samples > 1 || options.beams > 0;
-  if (options.samples < 1 || options.samples > 64)
-    return invalid_argument("--samples {} is outside 1 to 64", options.samples);
-  if (options.beams < 0 || options.beams > 64)
-    return invalid_argument("--beams {} is outside 1 to 64 (0: none)", options.beams);
+  if (options.samples < 1 || options.samples > kMostSamples)
+    return invalid_argument("--samples {} is outside 1 to {}", options.samples, kMostSamples);
+  if (options.beams < 0 || options.beams > kMostSamples)
+    return invalid_argument("--beams {} is outside 1 to {} (0: none)", options.beams, kMostSamples);
   if (options.generate.logprobs >= 0 && !options.json)
     return invalid_argument("--logprobs is for JSON; give --json too");
   if (options.generate.logprobs >= 0 && options.beams > 0)
@@ -54,6 +55,9 @@ Status check_options(const RunOptions& options) {
     return invalid_argument("--beams does not sample; omit the sampling options (--temp, --top-k, --seed, ...)");
   if (options.beams > 0 && !options.generate.stop.empty())
     return invalid_argument("--beams does not support stop strings; omit --stop");
+  if (options.beams > 0 && limits_tokens(options.generate))
+    return invalid_argument(
+        "--beams does not support --min-tokens, --stop-token-ids, --allowed-token-ids and --bad-words; omit them");
   if (options.beams == 0 && options.length_penalty != BeamOptions{}.length_penalty)
     return invalid_argument("--length-penalty scores beams; give --beams too");
   if (options.samples > 1 && !options.sampling_options.empty() && options.generate.sampling.temperature == 0)
@@ -223,40 +227,6 @@ Status run(RunOptions options) {
   return run_once(options, *engine, *session, prompt);
 }
 
-void add_sampling_options(CLI::App& command, SamplingOptions& sampling) {
-  command.add_option("--temp", sampling.temperature, "Temperature; 0 is greedy")->capture_default_str();
-  command.add_option("--top-k", sampling.top_k, "Keep the k likeliest tokens; 0: all")->capture_default_str();
-  command.add_option("--top-p", sampling.top_p, "Keep the likeliest tokens of this much probability")
-      ->capture_default_str();
-  command.add_option("--min-p", sampling.min_p, "Drop tokens less likely than this share of the likeliest")
-      ->capture_default_str();
-  command.add_option("--repeat-penalty", sampling.repetition_penalty, "Penalty on tokens seen lately; 1: none")
-      ->capture_default_str();
-  command.add_option("--frequency-penalty", sampling.frequency_penalty, "Penalty per occurrence")
-      ->capture_default_str();
-  command.add_option("--presence-penalty", sampling.presence_penalty, "Penalty on any occurrence")
-      ->capture_default_str();
-  command.add_option("--penalty-window", sampling.penalty_window, "Tokens that count as lately")->capture_default_str();
-  command
-      .add_option("--dry", sampling.dry_multiplier,
-                  "Penalty on tokens that lengthen a repetition (DRY); 0: none, 0.8: usual")
-      ->capture_default_str();
-  command.add_option("--dry-base", sampling.dry_base, "Growth of that penalty per repeated token")
-      ->capture_default_str();
-  command.add_option("--dry-length", sampling.dry_allowed_length, "Tokens that may be repeated freely")
-      ->capture_default_str();
-  command.add_option("--dry-window", sampling.dry_window, "Tokens that are searched for repetitions")
-      ->capture_default_str();
-  command.add_option("--seed", sampling.seed, "Seed of the sampler; 0 or -1: a fresh one")
-      ->transform(CLI::Validator(
-          [](std::string& text) {
-            if (text == "-1") text = "0";
-            return std::string();
-          },
-          ""))
-      ->capture_default_str();
-}
-
 }  // namespace
 
 void add_run(CLI::App& program, Outcome& outcome) {
@@ -317,6 +287,7 @@ void add_run(CLI::App& program, Outcome& outcome) {
           ""))
       ->take_all()
       ->allow_extra_args(false);
+  add_ending_options(*command, options->generate);
   command->add_flag("--json", options->json, "One JSON object on standard output instead of the text");
   command->add_flag("--json-stream", options->json_stream,
                     "One JSON object a line: {\"text\": ...} for each piece as it comes, at the end that of --json");
@@ -340,9 +311,7 @@ void add_run(CLI::App& program, Outcome& outcome) {
                                  [&](const char* name) { return outcome.line.gives(*command->get_option(name)); });
     };
     options->json = options->json || options->json_stream;
-    for (const char* name :
-         {"--temp", "--top-k", "--top-p", "--min-p", "--repeat-penalty", "--frequency-penalty", "--presence-penalty",
-          "--penalty-window", "--dry", "--dry-base", "--dry-length", "--dry-window", "--seed"})
+    for (const char* name : kSamplingOptions)
       if (given({name})) options->sampling_options.insert(name);
     options->tokens_given = given({"--tokens"});
     // Output that is printed only once complete must be bounded.

@@ -2,6 +2,8 @@
 
 #include <initializer_list>
 
+#include "cli/run/sampling_options.h"
+
 namespace kvasir::cli {
 
 void arrange_help(CLI::App& run) {
@@ -11,11 +13,10 @@ void arrange_help(CLI::App& run) {
   group("Model and machine", {"--model", "--threads", "--isa"});
   group("Text", {"--prompt", "--file", "--parts", "--chat", "--raw", "--system", "--system-file", "--chat-template",
                  "--template-arg"});
-  group("Length", {"--tokens", "--ignore-eos", "--stop"});
+  group("Length", {"--tokens", "--min-tokens", "--ignore-eos", "--stop", "--include-stop", "--stop-token-ids"});
+  group("Words", {"--allowed-token-ids", "--bad-words"});
   group("What is kept", {"--kv", "--ctx", "--kv-memory", "--kv-type", "--page", "--chunk"});
-  group("Sampling",
-        {"--temp", "--top-k", "--top-p", "--min-p", "--repeat-penalty", "--frequency-penalty", "--presence-penalty",
-         "--penalty-window", "--dry", "--dry-base", "--dry-length", "--dry-window", "--seed"});
+  for (const char* option : kSamplingOptions) run.get_option(option)->group("Sampling");
   group("Several continuations", {"--samples", "--beams", "--length-penalty"});
   group("Sessions", {"--save", "--load"});
   group("Output", {"--json", "--json-stream", "--logprobs"});

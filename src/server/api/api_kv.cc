@@ -53,7 +53,7 @@ Status apply(const Json& payload, RequestOptions& options, KvHints::Action& acti
 
 }  // namespace
 
-Status read_kv(const Json& body, RequestOptions& options) {
+Status read_kv(const Fields& body, RequestOptions& options) {
   const Json* kv = find_field(body, "kv");
   if (kv == nullptr) return {};
   if (!kv->is_object()) return wrong_field("kv", "an object");
@@ -77,17 +77,18 @@ Status read_kv(const Json& body, RequestOptions& options) {
   return in_kv(read_ttl(*kv, "ttl", options.ttl), "kv.ttl");
 }
 
-Status read_kv_hints(const Json& body, RequestOptions& options, KvHints& hints) {
-  const Json* given = find_field(body, "kv_hints");
-  if (given == nullptr) return {};
-  if (!given->is_object()) return malformed("it must be an object");
+Status read_kv_hints(const Fields& body, RequestOptions& options, KvHints& hints) {
+  const Json* found = find_field(body, "kv_hints");
+  if (found == nullptr) return {};
+  if (!found->is_object()) return malformed("it must be an object");
+  const Fields given(*found);
   hints.given = true;
   std::string version;
-  if (!read_text(*given, "protocol_version", 32, version).ok() || version.empty())
+  if (!read_text(given, "protocol_version", 32, version).ok() || version.empty())
     return malformed("protocol_version must be a string, such as \"0.1\"");
-  if (!read_text(*given, "message_id", kLongestHintName, hints.message_id).ok())
+  if (!read_text(given, "message_id", kLongestHintName, hints.message_id).ok())
     return malformed("message_id must be a string of at most 256 bytes");
-  const Json* actions = find_field(*given, "actions");
+  const Json* actions = find_field(given, "actions");
   if (actions == nullptr || !actions->is_array() || actions->size() > kMostActions)
     return malformed("actions must be a list of at most 64 actions");
   for (const Json& each : *actions) {
@@ -105,6 +106,7 @@ Status read_kv_hints(const Json& body, RequestOptions& options, KvHints& hints) 
     }
     hints.actions.push_back(std::move(action));
   }
+  body.add_nested("kv_hints", given);
   return {};
 }
 

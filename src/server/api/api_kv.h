@@ -8,11 +8,12 @@
 
 #include "kvasir/request.h"
 #include "kvasir/status.h"
+#include "server/api/json_fields.h"
 
 namespace kvasir::server {
 
 // Reads "kv": {policy, codec, demote, pin, ttl, bypass, inspect}. Errors: kInvalidArgument.
-Status read_kv(const nlohmann::json& body, RequestOptions& options);
+Status read_kv(const Fields& body, RequestOptions& options);
 
 // Hints of "kv_hints": {protocol_version, message_id, actions: [{action_id, action_type, action_version, payload}]}.
 //   pin                the prefix that the request leaves is evicted last
@@ -33,7 +34,7 @@ struct KvHints {
 };
 
 // Reads "kv_hints", and applies the actions that can be applied to `options`. Errors: kInvalidArgument if malformed.
-Status read_kv_hints(const nlohmann::json& body, RequestOptions& options, KvHints& hints);
+Status read_kv_hints(const Fields& body, RequestOptions& options, KvHints& hints);
 
 // Returns the object "kv_hints" of an answer.
 nlohmann::json hints_answer(const KvHints& hints);

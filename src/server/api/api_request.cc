@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -14,6 +13,8 @@
 #include "base/status.h"
 #include "server/api/api_response.h"
 #include "server/api/json_fields.h"
+#include "server/api/known_fields.h"
+#include "server/api/sampling_fields.h"
 
 namespace kvasir::server {
 namespace {
@@ -21,63 +22,10 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int kMostLevels = 64;
-constexpr std::size_t kMostStops = 16;
-constexpr std::size_t kLongestStop = 1024;
 constexpr std::size_t kMostMessages = 10'000;
 constexpr std::size_t kMostArguments = 64;
 constexpr std::size_t kLongestName = 512;  // of users and salts
 constexpr std::int64_t kMostPriority = 1000;
-// Replaces seed 0, for which the engine would draw a seed. In the API 0 is a seed like any other.
-constexpr std::uint64_t kSeedForZero = std::uint64_t{1} << 63;
-
-Status read_seed(const Json& body, std::uint64_t& seed) {
-  const Json* found = find_field(body, "seed");
-  if (found == nullptr) return {};
-  if (found->is_number_unsigned()) {
-    seed = found->get<std::uint64_t>();
-  } else {
-    const std::optional<std::int64_t> number = whole_number(*found);
-    if (!number)
-      return wrong_field("seed", fmt::format("a whole number from {} to {}", std::numeric_limits<std::int64_t>::min(),
-                                             std::numeric_limits<std::uint64_t>::max()));
-    seed = static_cast<std::uint64_t>(*number);
-  }
-  if (seed == 0) seed = kSeedForZero;
-  return {};
-}
-
-Status read_stops(const Json& body, std::vector<std::string>& stops) {
-  const Json* found = find_field(body, "stop");
-  if (found == nullptr) return {};
-  const Json list = found->is_string() ? Json::array({*found}) : *found;
-  if (!list.is_array() || list.size() > kMostStops)
-    return wrong_field("stop", "a string or a list of at most 16 strings");
-  for (const Json& stop : list) {
-    if (!stop.is_string() || stop.get_ref<const std::string&>().empty())
-      return wrong_field("stop", "a string or a list of strings that are not empty");
-    if (stop.get_ref<const std::string&>().size() > kLongestStop)
-      return wrong_field("stop", "strings of at most 1024 bytes");
-    stops.push_back(stop.get<std::string>());
-  }
-  return {};
-}
-
-// Refuses fields that would change the answer and are not supported.
-Status refuse_unsupported(const Json& body) {
-  const auto changes_nothing = [](std::string_view field, const Json& value) {
-    if ((value.is_structured() && value.empty()) || value == "") return true;
-    if (field == "response_format") return value.is_object() && value.value("type", Json()) == "text";
-    if (field == "modalities") return value == Json::array({"text"});
-    return (field == "tool_choice" || field == "function_call") && (value == "none" || value == "auto");
-  };
-  for (const char* field : {"tools", "functions", "tool_choice", "function_call", "audio", "modalities", "images",
-                            "suffix", "response_format"}) {
-    const Json* found = find_field(body, field);
-    if (found == nullptr || changes_nothing(field, *found)) continue;
-    return make_status(StatusCode::kUnsupported, "'{}' is not supported here; omit it", field).about({field});
-  }
-  return {};
-}
 
 Result<std::string> read_content(const Json& message, std::size_t index) {
   const Json* content = find_field(message, "content");
@@ -136,7 +84,7 @@ Status read_prompt(const Json& prompt, std::vector<ApiPrompt>& prompts) {
 }
 
 // Reads one prompt or a list of prompts. A list whose first element is a number is one prompt of token ids.
-Status read_all_prompts(const Json& body, std::vector<ApiPrompt>& prompts) {
+Status read_all_prompts(const Fields& body, std::vector<ApiPrompt>& prompts) {
   const Json* prompt = find_field(body, "prompt");
   if (prompt == nullptr) return invalid_argument("'prompt' is missing").about({"prompt"});
   const bool several = prompt->is_array() && !prompt->empty() && !prompt->front().is_number();
@@ -148,7 +96,7 @@ Status read_all_prompts(const Json& body, std::vector<ApiPrompt>& prompts) {
   return {};
 }
 
-Status read_template_arguments(const Json& body, RequestOptions& options) {
+Status read_template_arguments(const Fields& body, RequestOptions& options) {
   const Json* arguments = find_field(body, "chat_template_kwargs");
   if (arguments == nullptr) return {};
   if (!arguments->is_object() || arguments->size() > kMostArguments)
@@ -158,83 +106,63 @@ Status read_template_arguments(const Json& body, RequestOptions& options) {
   return {};
 }
 
-Status read_logit_bias(const Json& body, SamplingOptions& sampling) {
-  const Json* bias = find_field(body, "logit_bias");
-  if (bias == nullptr) return {};
-  constexpr const char* kNeeds = "an object of at most 1024 token ids with numbers from -100 to 100";
-  if (!bias->is_object() || bias->size() > 1024) return wrong_field("logit_bias", kNeeds);
-  for (const auto& [name, value] : bias->items()) {
-    std::int32_t token = -1;
-    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), token);
-    if (error != std::errc() || end != name.data() + name.size() || token < 0 || !value.is_number())
-      return wrong_field("logit_bias", kNeeds);
-    sampling.logit_bias.emplace_back(token, value.get<float>());
-  }
-  return {};
-}
-
-Status read_sampling(const Json& body, const SamplingOptions& usual, SamplingOptions& sampling) {
-  sampling = usual;
-  if (find_field(body, "temperature") != nullptr) {
-    sampling.top_k = 0;
-    sampling.top_p = 1;
-    sampling.min_p = 0;
-    sampling.repetition_penalty = 1;
-  }
-  KVASIR_RETURN_IF_ERROR(read_field(body, "temperature", sampling.temperature));
-  KVASIR_RETURN_IF_ERROR(read_field(body, "top_p", sampling.top_p));
-  KVASIR_RETURN_IF_ERROR(read_field(body, "min_p", sampling.min_p));
-  KVASIR_RETURN_IF_ERROR(read_whole(body, "top_k", -1, 1 << 30, sampling.top_k));
-  if (sampling.top_k < 0) sampling.top_k = 0;  // -1: all, as in other servers
-  KVASIR_RETURN_IF_ERROR(read_field(body, "frequency_penalty", sampling.frequency_penalty));
-  KVASIR_RETURN_IF_ERROR(read_field(body, "presence_penalty", sampling.presence_penalty));
-  KVASIR_RETURN_IF_ERROR(read_field(body, "repetition_penalty", sampling.repetition_penalty));
-  KVASIR_RETURN_IF_ERROR(read_logit_bias(body, sampling));
-  return read_seed(body, sampling.seed);
-}
-
-Status read_limits(const Json& body, ApiRequest& request) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 40;
+Status read_limits(const Fields& body, ApiRequest& request) {
   for (const char* field : {"max_tokens", "max_completion_tokens"}) {
     if (find_field(body, field) == nullptr) continue;
-    KVASIR_RETURN_IF_ERROR(read_whole(body, field, 0, kMost, request.options.generate.max_tokens));
+    KVASIR_RETURN_IF_ERROR(read_whole(body, field, 0, kMostGenerated, request.options.generate.max_tokens));
     request.token_limit_given = true;
   }
-  KVASIR_RETURN_IF_ERROR(read_whole(body, "n", 1, 64, request.n));
+  KVASIR_RETURN_IF_ERROR(read_whole(body, "n", 1, kMostSamples, request.n));
   request.options.samples = request.n;
-  if (request.chat) return {};
-  KVASIR_RETURN_IF_ERROR(read_whole(body, "best_of", 1, 64, request.options.samples));
+  KVASIR_RETURN_IF_ERROR(read_whole(body, "best_of", 1, kMostSamples, request.options.samples));
   if (request.options.samples < request.n)
     return invalid_argument("'best_of' is {}, less than 'n', which is {}", request.options.samples, request.n)
         .about({"best_of"});
   if (request.options.samples > request.n && request.stream)
     return invalid_argument("'best_of' more than 'n' cannot be streamed: the best are known at the end")
         .about({"best_of"});
-  if (const auto all = request.options.samples * static_cast<int>(request.prompts.size()); all > kMostSamples)
+  if (const auto all = request.options.samples * static_cast<int>(request.prompts.size()); all > kMostTexts)
     return invalid_argument("{} prompts of {} samples each are {} texts; at most {} go together",
-                            request.prompts.size(), request.options.samples, all, kMostSamples)
+                            request.prompts.size(), request.options.samples, all, kMostTexts)
         .about({request.options.samples > request.n ? "best_of" : "n"});
   return {};
 }
 
 // In a chat "logprobs" is a flag and "top_logprobs" the number; in a completion "logprobs" is the number.
-Status read_logprobs(const Json& body, ApiRequest& request) {
+Status read_logprobs(const Fields& body, ApiRequest& request) {
   int& count = request.options.generate.logprobs;
   if (!request.chat) {
-    KVASIR_RETURN_IF_ERROR(read_whole(body, "logprobs", 0, 20, count));
+    KVASIR_RETURN_IF_ERROR(read_whole(body, "logprobs", 0, kMostLogprobs, count));
     request.logprobs = count >= 0;
     return {};
   }
   KVASIR_RETURN_IF_ERROR(read_field(body, "logprobs", request.logprobs));
   int top = 0;
-  KVASIR_RETURN_IF_ERROR(read_whole(body, "top_logprobs", 0, 20, top));
+  KVASIR_RETURN_IF_ERROR(read_whole(body, "top_logprobs", 0, kMostLogprobs, top));
   if (top > 0 && !request.logprobs)
     return invalid_argument("'top_logprobs' needs 'logprobs': true").about({"top_logprobs"});
   if (request.logprobs) count = top;
   return {};
 }
 
-Status read_session(const Json& body, ApiRequest& request) {
+// Reads what else the answer reports, and how a long prompt is cut; as in vLLM.
+Status read_reports(const Fields& body, ApiRequest& request) {
+  KVASIR_RETURN_IF_ERROR(read_field(body, "return_token_ids", request.return_token_ids));
+  KVASIR_RETURN_IF_ERROR(read_whole(body, "prompt_logprobs", 0, kMostLogprobs, request.prompt_logprobs));
+  if (request.prompt_logprobs >= 0 && request.stream)
+    return invalid_argument("'prompt_logprobs' cannot be streamed; omit 'stream'").about({"prompt_logprobs"});
+  KVASIR_RETURN_IF_ERROR(read_whole(body, "truncate_prompt_tokens", -1, kMostGenerated, request.truncate_prompt));
+  if (request.truncate_prompt == 0)
+    return invalid_argument("'truncate_prompt_tokens' is 0, which would leave no prompt; give 1 or more, or -1")
+        .about({"truncate_prompt_tokens"});
+  std::string side = "left";
+  KVASIR_RETURN_IF_ERROR(read_text(body, "truncation_side", kLongestName, side));
+  if (side != "left" && side != "right") return wrong_field("truncation_side", "\"left\" or \"right\"");
+  request.keeps_first = side == "right";
+  return {};
+}
+
+Status read_session(const Fields& body, ApiRequest& request) {
   KVASIR_RETURN_IF_ERROR(read_field(body, "session", request.session));
   if (find_field(body, "session") == nullptr) return {};
   if (!is_session_id(request.session)) return wrong_field("session", "1 to 64 letters, digits, '-' and '_'");
@@ -253,8 +181,13 @@ Status read_session(const Json& body, ApiRequest& request) {
                "a session goes on as its conversation stands; omit 'add_generation_prompt' and "
                "'continue_final_message'")
         .about({"continue_final_message"});
-  if (request.echo)
-    return invalid_argument("'echo' shows a whole prompt, and a session's is not here; omit it").about({"echo"});
+  for (const auto& [asked, field] : {std::pair{request.echo, "echo"},
+                                     {request.return_token_ids, "return_token_ids"},
+                                     {request.prompt_logprobs >= 0, "prompt_logprobs"},
+                                     {request.truncate_prompt.has_value(), "truncate_prompt_tokens"}})
+    if (asked)
+      return invalid_argument("'{}' is about a whole prompt, and a session's is not here; omit it", field)
+          .about({field});
   return {};
 }
 
@@ -278,9 +211,7 @@ bool nests_too_deep(std::string_view text) {
   return false;
 }
 
-Status read_who(const Json& body, ApiRequest& request) {
-  std::string user;
-  KVASIR_RETURN_IF_ERROR(read_text(body, "user", kLongestName, user));  // for the client's own records
+Status read_who(const Fields& body, ApiRequest& request) {
   KVASIR_RETURN_IF_ERROR(read_whole(body, "priority", -kMostPriority, kMostPriority, request.options.priority));
   return read_text(body, "cache_salt", kLongestName, request.options.salt);
 }
@@ -315,7 +246,7 @@ Result<Json> parse_body(std::string_view body) {
 
 namespace {
 
-Result<std::vector<Message>> read_messages(const Json& body) {
+Result<std::vector<Message>> read_messages(const Fields& body) {
   const Json* list = find_field(body, "messages");
   if (list == nullptr) return invalid_argument("'messages' is missing").about({"messages"});
   if (!list->is_array() || list->empty() || list->size() > kMostMessages)
@@ -342,7 +273,7 @@ Result<std::vector<Message>> read_messages(const Json& body) {
 }
 
 // Reads add_generation_prompt and continue_final_message, as in vLLM.
-Status read_prompt_end(const Json& body, RequestOptions& options) {
+Status read_prompt_end(const Fields& body, RequestOptions& options) {
   const bool opens_given = find_field(body, "add_generation_prompt") != nullptr;
   const bool continues_given = find_field(body, "continue_final_message") != nullptr;
   bool opens = true, continues = false;
@@ -370,10 +301,10 @@ bool is_session_id(std::string_view id) {
   });
 }
 
-Result<ApiRequest> read_prompts(const Json& body, bool chat) {
+Result<ApiRequest> read_prompts(const Fields& body, bool chat) {
   ApiRequest request;
   request.chat = chat;
-  KVASIR_RETURN_IF_ERROR(refuse_unsupported(body));
+  KVASIR_RETURN_IF_ERROR(refuse_known(body, chat));
   KVASIR_RETURN_IF_ERROR(read_field(body, "model", request.model));
   if (!chat) {
     KVASIR_RETURN_IF_ERROR(read_all_prompts(body, request.prompts));
@@ -387,36 +318,45 @@ Result<ApiRequest> read_prompts(const Json& body, bool chat) {
   return request;
 }
 
-Result<ApiRequest> read_request(const Json& body, bool chat, const SamplingOptions& sampling) {
+Result<ApiRequest> read_request(const Fields& body, bool chat, const SamplingOptions& sampling) {
   KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(body, chat));
   KVASIR_RETURN_IF_ERROR(read_field(body, "stream", request.stream));
   if (const Json* options = find_field(body, "stream_options"); options != nullptr) {
     if (!options->is_object()) return wrong_field("stream_options", "an object");
-    if (const Status read = read_field(*options, "include_usage", request.include_usage); !read.ok())
+    const Fields fields(*options);
+    if (const Status read = read_field(fields, "include_usage", request.include_usage); !read.ok())
       return wrong_field("stream_options.include_usage", "true or false");
+    if (const Json* usage = fields.find("continuous_usage_stats"); usage != nullptr && *usage != false)
+      return make_status(StatusCode::kUnsupported,
+                         "'stream_options.continuous_usage_stats' is not supported here; use 'include_usage'")
+          .about({"stream_options"});
+    body.add_nested("stream_options", fields);
   }
-  if (!chat) {
-    KVASIR_RETURN_IF_ERROR(read_field(body, "echo", request.echo));
-    request.options.generate.max_tokens = 16;  // the API's default
-  }
+  KVASIR_RETURN_IF_ERROR(read_field(body, "echo", request.echo));
+  if (!chat) request.options.generate.max_tokens = 16;  // the API's default
   KVASIR_RETURN_IF_ERROR(read_limits(body, request));
   KVASIR_RETURN_IF_ERROR(read_sampling(body, sampling, request.options.generate.sampling));
-  KVASIR_RETURN_IF_ERROR(read_stops(body, request.options.generate.stop));
+  KVASIR_RETURN_IF_ERROR(read_endings(body, request.options.generate));
   KVASIR_RETURN_IF_ERROR(read_logprobs(body, request));
-  KVASIR_RETURN_IF_ERROR(read_field(body, "ignore_eos", request.options.generate.ignore_eos));
+  KVASIR_RETURN_IF_ERROR(read_reports(body, request));
   KVASIR_RETURN_IF_ERROR(read_who(body, request));
   KVASIR_RETURN_IF_ERROR(read_kv(body, request.options));
   KVASIR_RETURN_IF_ERROR(read_kv_hints(body, request.options, request.hints));
   KVASIR_RETURN_IF_ERROR(read_session(body, request));
+  KVASIR_RETURN_IF_ERROR(check_hints(body));
+  request.names_tier = find_field(body, "service_tier") != nullptr;
   GenerateOptions& generate = request.options.generate;
-  if (request.echo && request.logprobs && request.stream)
+  const bool echoes_logprobs = request.echo && request.logprobs && !chat;
+  if (echoes_logprobs && request.stream)
     return invalid_argument("'echo' with 'logprobs' cannot be streamed; omit one of them").about({"echo"});
-  if (request.echo && request.logprobs) {
-    generate.prompt_logprobs = generate.logprobs;
-    request.options.bypass = true;  // a cached prefix has no log-probabilities
-  }
-  // best_of chooses by the mean log-probability.
-  if (request.options.samples > request.n) generate.logprobs = std::max(generate.logprobs, 0);
+  if (echoes_logprobs) generate.prompt_logprobs = generate.logprobs;
+  if (request.prompt_logprobs >= 0)
+    generate.prompt_logprobs = std::max(generate.prompt_logprobs, request.prompt_logprobs);
+  if (generate.prompt_logprobs >= 0) request.options.bypass = true;  // a cached prefix has no log-probabilities
+  // best_of chooses by the mean log-probability; token ids are reported with it.
+  if (request.options.samples > request.n || request.return_token_ids)
+    generate.logprobs = std::max(generate.logprobs, 0);
+  request.ignored = body.unknown();
   return request;
 }
 

@@ -139,24 +139,72 @@ Json logprobs_of(const AnswerHead& head, const Choice& choice, bool logprobs) {
 }
 
 Json object_of(const AnswerHead& head, std::string_view object) {
-  return {{"id", head.id},
-          {"object", object},
-          {"created", head.created},
-          {"model", head.model},
-          {"choices", Json::array()}};
+  Json json = {{"id", head.id},
+               {"object", object},
+               {"created", head.created},
+               {"model", head.model},
+               {"choices", Json::array()}};
+  if (head.names_tier) json["service_tier"] = "default";
+  return json;
+}
+
+// `end`: the token that ended the text; may be null.
+Json ids_of(std::span<const GeneratedToken> tokens, const GeneratedToken* end) {
+  Json ids = Json::array();
+  for (const GeneratedToken& token : tokens) ids.push_back(token.token.id);
+  if (end != nullptr) ids.push_back(end->token.id);
+  return ids;
+}
+
+// Log-probabilities of a prompt in vLLM's form: for each token an object with it and the likeliest in its place, by id;
+// null for the first.
+Json prompt_logprobs_of(std::span<const GeneratedToken> tokens, int likeliest) {
+  const auto entry = [](const TokenChoice& choice) -> Json {
+    return {{"logprob", choice.log_probability}, {"rank", choice.rank}, {"decoded_token", token_name(choice.bytes)}};
+  };
+  Json list = Json::array({nullptr});
+  for (const GeneratedToken& token : tokens) {
+    Json each = {{std::to_string(token.token.id), entry(token.token)}};
+    for (const TokenChoice& choice :
+         std::span(token.likeliest)
+             .first(std::min<std::size_t>(token.likeliest.size(), static_cast<std::size_t>(likeliest))))
+      each.emplace(std::to_string(choice.id), entry(choice));
+    list.push_back(std::move(each));
+  }
+  return list;
+}
+
+// Adds what the answer reports of the prompt: to the choice of a completion, to the answer of a chat, as vLLM does.
+void add_prompt_report(const AnswerHead& head, const Choice& choice, Json& json) {
+  if (head.token_ids) json["prompt_token_ids"] = choice.prompt_ids;
+  if (head.prompt_logprobs >= 0)
+    json["prompt_logprobs"] = prompt_logprobs_of(choice.result->prompt_choices, head.prompt_logprobs);
+}
+
+void add_stop(const GenerateResult& result, Json& choice) {
+  if (result.stop_token) choice["stop_reason"] = *result.stop_token;
 }
 
 Json sampling_of(const AnswerHead& head) {
   // Prints floats as short decimals: their conversion to double would show digits that nobody gave.
   const auto number = [](float value) { return Json::parse(fmt::format("{}", value)); };
   const SamplingOptions& sampling = head.sampling;
-  return {{"temperature", number(sampling.temperature)},
-          {"top_k", sampling.top_k},
-          {"top_p", number(sampling.top_p)},
-          {"min_p", number(sampling.min_p)},
-          {"repetition_penalty", number(sampling.repetition_penalty)},
-          {"frequency_penalty", number(sampling.frequency_penalty)},
-          {"presence_penalty", number(sampling.presence_penalty)}};
+  Json json = {{"temperature", number(sampling.temperature)},
+               {"top_k", sampling.top_k},
+               {"top_p", number(sampling.top_p)},
+               {"min_p", number(sampling.min_p)},
+               {"repetition_penalty", number(sampling.repetition_penalty)},
+               {"frequency_penalty", number(sampling.frequency_penalty)},
+               {"presence_penalty", number(sampling.presence_penalty)}};
+  constexpr std::pair<const char*, float SamplingOptions::*> kSeldom[] = {
+      {"top_n_sigma", &SamplingOptions::top_n_sigma},
+      {"typical_p", &SamplingOptions::typical_p},
+      {"xtc_probability", &SamplingOptions::xtc_probability},
+      {"dynatemp_range", &SamplingOptions::dynatemp_range},
+      {"dry_multiplier", &SamplingOptions::dry_multiplier}};
+  for (const auto& [name, option] : kSeldom)
+    if (sampling.*option != SamplingOptions().*option) json[name] = number(sampling.*option);
+  return json;
 }
 
 Json empty_chunk(const AnswerHead& head) {
@@ -222,9 +270,13 @@ Json answer_of(const AnswerHead& head, std::span<const Choice> choices, const Us
     } else {
       choice["text"] = text;
     }
+    if (head.token_ids) choice["token_ids"] = ids_of(each.result->choices, end_of(*each.result));
+    if (!head.chat) add_prompt_report(head, each, choice);
+    add_stop(*each.result, choice);
     if (choices.size() > 1) choice["kv"] = kv_of(each);
     answer["choices"].push_back(std::move(choice));
   }
+  if (head.chat) add_prompt_report(head, choices.front(), answer);
   answer["usage"] = usage_of(usage);
   answer["sampling"] = sampling_of(head);
   answer["kv"] = kv_of(choices.front());
@@ -232,9 +284,15 @@ Json answer_of(const AnswerHead& head, std::span<const Choice> choices, const Us
 }
 
 Json first_chunk(const AnswerHead& head, const Choice& choice, std::size_t* offset) {
-  if (head.chat) return chunk_of(head, choice.index, {{"delta", {{"role", "assistant"}, {"content", ""}}}});
+  if (head.chat) {
+    Json chunk = chunk_of(head, choice.index, {{"delta", {{"role", "assistant"}, {"content", choice.echo}}}});
+    add_prompt_report(head, choice, chunk);
+    return chunk;
+  }
   *offset += characters(choice.echo);
-  return chunk_of(head, choice.index, {{"text", choice.echo}});
+  Json content = {{"text", choice.echo}};
+  add_prompt_report(head, choice, content);
+  return chunk_of(head, choice.index, std::move(content));
 }
 
 Json text_chunk(const AnswerHead& head, int index, std::string_view text, std::span<const GeneratedToken> tokens,
@@ -245,6 +303,7 @@ Json text_chunk(const AnswerHead& head, int index, std::string_view text, std::s
   } else {
     content["text"] = text;
   }
+  if (head.token_ids) content["token_ids"] = ids_of(tokens, nullptr);
   return chunk_of(head, index, std::move(content));
 }
 
@@ -253,6 +312,8 @@ Json last_chunk(const AnswerHead& head, const Choice& choice, std::span<const Ge
   Json content = {{"finish_reason", api_finish_reason(choice.result->finish_reason)},
                   {"logprobs", logprobs_of(head, tokens, end_of(*choice.result), logprobs, offset)}};
   content[head.chat ? "delta" : "text"] = head.chat ? Json::object() : Json("");
+  if (head.token_ids) content["token_ids"] = ids_of(tokens, end_of(*choice.result));
+  add_stop(*choice.result, content);
   Json chunk = chunk_of(head, choice.index, std::move(content));
   chunk["sampling"] = sampling_of(head);
   chunk["kv"] = kv_of(choice);

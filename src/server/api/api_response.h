@@ -22,6 +22,9 @@ struct AnswerHead {
   std::int64_t created = 0;
   std::string model;
   SamplingOptions sampling;  // of this answer
+  bool names_tier = false;   // the answer has "service_tier"
+  bool token_ids = false;    // it has the tokens of prompt and answer
+  int prompt_logprobs = -1;  // likeliest tokens reported in place of each of the prompt; -1: no report
   bool usage_comes = false;  // the stream ends with a chunk of usage; its other chunks have "usage": null
 };
 
@@ -40,9 +43,10 @@ nlohmann::json usage_of(const Usage& usage);
 struct Choice {
   int index = 0;
   const GenerateResult* result = nullptr;
-  std::string_view echo;                // precedes the choice's text
-  std::span<const std::string> pieces;  // of the prompt's tokens, if its log-probabilities are reported
-  std::int64_t most_tokens = -1;        // the limit of tokens that the server set; -1: the client set one
+  std::string_view echo;                     // precedes the choice's text
+  std::span<const std::int32_t> prompt_ids;  // tokens of the prompt, if they are reported
+  std::span<const std::string> pieces;       // of the prompt's tokens, if its log-probabilities are reported
+  std::int64_t most_tokens = -1;             // the limit of tokens that the server set; -1: the client set one
 };
 
 // Returns the object "kv": what the cache kept of the choice's text, and why the text ended.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "server/api/known_fields.h"
 
 namespace kvasir::server {
 namespace {
@@ -75,6 +76,7 @@ void Flight::prepared() {
                   preparation_.code() == StatusCode::kResourceExhausted ? "too_large" : "invalid");
   if (!request().model.empty() && request().model != deck_.model)
     return refuse(404, unknown_model(request().model, deck_.model), "unknown_model", "model_not_found");
+  if (!request().ignored.empty()) exchange_.answer->add_fields({{kIgnoredHeader, ignored_value(request().ignored)}});
   RequestOptions& options = ready_.request.options;
   // A NUL, which no salt of the server contains, separates the two.
   if (!options.salt.empty()) options.salt.insert(options.salt.begin(), '\0');
@@ -120,6 +122,9 @@ void Flight::opened(const Status& status) {
 void Flight::submit() {
   head_.usage_comes = request().include_usage;
   head_.sampling = request().options.generate.sampling;
+  head_.names_tier = request().names_tier;
+  head_.token_ids = request().return_token_ids;
+  head_.prompt_logprobs = request().prompt_logprobs;
   RequestOptions& options = ready_.request.options;
   if (const std::size_t most = deck_.steps.most_at_once(options.tenant); ready_.prompts.size() > most)
     return refuse(400,

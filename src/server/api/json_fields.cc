@@ -1,5 +1,6 @@
 #include "server/api/json_fields.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -12,7 +13,7 @@ namespace {
 using Json = nlohmann::json;
 
 template <class Number>
-Status read_number(const Json& body, const char* field, Number& value) {
+Status read_number(const Fields& body, const char* field, Number& value) {
   const Json* found = find_field(body, field);
   if (found == nullptr) return {};
   if (!found->is_number()) return wrong_field(field, "a number");
@@ -28,12 +29,30 @@ Status wrong_field(const char* field, std::string_view needs) {
   return invalid_argument("'{}' must be {}", field, needs).about({field});
 }
 
-const Json* find_field(const Json& body, const char* field) {
-  const auto found = body.find(field);
-  return found == body.end() || found->is_null() ? nullptr : &*found;
+const Json* Fields::find(const char* field) const {
+  known_.emplace_back(field);
+  const auto found = object_->find(field);
+  return found == object_->end() || found->is_null() ? nullptr : &*found;
 }
 
-Status read_field(const Json& body, const char* field, bool& value) {
+void Fields::add_nested(const char* field, const Fields& nested) const {
+  for (const std::string& name : nested.unknown()) nested_.push_back(std::string(field) + "." + name);
+}
+
+std::vector<std::string> Fields::unknown() const {
+  std::vector<std::string> names;
+  for (auto field = object_->begin(); field != object_->end() && names.size() < kMostUnknown; ++field)
+    if (!field->is_null() && std::ranges::count(known_, field.key()) == 0) names.push_back(field.key());
+  for (const std::string& name : nested_)
+    if (names.size() < kMostUnknown) names.push_back(name);
+  return names;
+}
+
+const Json* find_field(const Fields& body, const char* field) {
+  return body.find(field);
+}
+
+Status read_field(const Fields& body, const char* field, bool& value) {
   const Json* found = find_field(body, field);
   if (found == nullptr) return {};
   if (!found->is_boolean()) return wrong_field(field, "true or false");
@@ -41,7 +60,7 @@ Status read_field(const Json& body, const char* field, bool& value) {
   return {};
 }
 
-Status read_field(const Json& body, const char* field, std::string& value) {
+Status read_field(const Fields& body, const char* field, std::string& value) {
   const Json* found = find_field(body, field);
   if (found == nullptr) return {};
   if (!found->is_string()) return wrong_field(field, "a string");
@@ -49,15 +68,15 @@ Status read_field(const Json& body, const char* field, std::string& value) {
   return {};
 }
 
-Status read_field(const Json& body, const char* field, float& value) {
+Status read_field(const Fields& body, const char* field, float& value) {
   return read_number(body, field, value);
 }
 
-Status read_field(const Json& body, const char* field, double& value) {
+Status read_field(const Fields& body, const char* field, double& value) {
   return read_number(body, field, value);
 }
 
-Status read_text(const Json& body, const char* field, std::size_t most, std::string& value) {
+Status read_text(const Fields& body, const char* field, std::size_t most, std::string& value) {
   KVASIR_RETURN_IF_ERROR(read_field(body, field, value));
   if (value.size() > most) return invalid_argument("'{}' is longer than {} bytes", field, most).about({field});
   return {};
@@ -72,7 +91,7 @@ std::optional<std::int64_t> whole_number(const Json& value) {
   return static_cast<std::int64_t>(number);
 }
 
-Result<std::optional<std::int64_t>> read_whole(const Json& body, const char* field, std::int64_t least,
+Result<std::optional<std::int64_t>> read_whole(const Fields& body, const char* field, std::int64_t least,
                                                std::int64_t most) {
   const Json* found = find_field(body, field);
   if (found == nullptr) return std::optional<std::int64_t>();

@@ -9,33 +9,58 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "kvasir/status.h"
 
 namespace kvasir::server {
 
+// The fields of a JSON object, with a record of those that a reader looked for: the others are unknown() here. Made
+// from an object where no record is needed.
+class Fields {
+ public:
+  // Refers to `object`, which must outlive this. REQUIRES: an object.
+  Fields(const nlohmann::json& object) : object_(&object) {}  // NOLINT(google-explicit-constructor): as a json itself
+
+  // Returns the field's value; null if it is absent or null. The field is known from now on, present or not.
+  const nlohmann::json* find(const char* field) const;
+  // Records the unknown fields of an object that is the value of `field`, as "field.name".
+  void add_nested(const char* field, const Fields& nested) const;
+  // Returns the names of the fields that no reader has looked for and that are not null, and those of nested objects;
+  // not more than kMostUnknown.
+  std::vector<std::string> unknown() const;
+  // The object, for readers that check a field without honouring it: it stays unknown.
+  const nlohmann::json& object() const { return *object_; }
+
+  static constexpr std::size_t kMostUnknown = 32;
+
+ private:
+  const nlohmann::json* object_;
+  mutable std::vector<std::string_view> known_;  // string literals
+  mutable std::vector<std::string> nested_;
+};
+
 // REQUIRES: field names are string literals, to which a Status refers.
 Status wrong_field(const char* field, std::string_view needs);
 
-// Returns the field's value; null if it is absent or null.
-const nlohmann::json* find_field(const nlohmann::json& body, const char* field);
+// As Fields::find.
+const nlohmann::json* find_field(const Fields& body, const char* field);
 
-Status read_field(const nlohmann::json& body, const char* field, bool& value);
-Status read_field(const nlohmann::json& body, const char* field, std::string& value);
-Status read_field(const nlohmann::json& body, const char* field, float& value);
-Status read_field(const nlohmann::json& body, const char* field, double& value);
+Status read_field(const Fields& body, const char* field, bool& value);
+Status read_field(const Fields& body, const char* field, std::string& value);
+Status read_field(const Fields& body, const char* field, float& value);
+Status read_field(const Fields& body, const char* field, double& value);
 // Reads a string of at most `most` bytes.
-Status read_text(const nlohmann::json& body, const char* field, std::size_t most, std::string& value);
+Status read_text(const Fields& body, const char* field, std::size_t most, std::string& value);
 
 // Returns a whole number, which some clients write as 5.0.
 std::optional<std::int64_t> whole_number(const nlohmann::json& value);
 
 // Returns the field as a whole number from `least` to `most`, or nothing if it is absent.
-Result<std::optional<std::int64_t>> read_whole(const nlohmann::json& body, const char* field, std::int64_t least,
+Result<std::optional<std::int64_t>> read_whole(const Fields& body, const char* field, std::int64_t least,
                                                std::int64_t most);
 template <class Integer>
-Status read_whole(const nlohmann::json& body, const char* field, std::int64_t least, std::int64_t most,
-                  Integer& value) {
+Status read_whole(const Fields& body, const char* field, std::int64_t least, std::int64_t most, Integer& value) {
   const Result<std::optional<std::int64_t>> number = read_whole(body, field, least, most);
   if (number.ok() && number->has_value()) value = static_cast<Integer>(**number);
   return number.status();

@@ -111,14 +111,50 @@ Status check_all_fit(const StepThread& steps, const RequestOptions& options, int
   return {};
 }
 
+// Cuts a prompt to the tokens that the request keeps of it, and returns whether it did.
+bool truncate(const ApiRequest& request, std::int64_t context, PromptTokens& prompt) {
+  if (!request.truncate_prompt) return false;
+  std::int64_t keep = *request.truncate_prompt;
+  if (keep < 0)
+    keep = std::max<std::int64_t>(1, context - std::max<std::int64_t>(1, request.options.generate.max_tokens));
+  const std::int64_t cut = std::ssize(prompt.tokens) - keep;
+  if (cut <= 0) return false;
+  if (request.keeps_first) {
+    prompt.tokens.resize(static_cast<std::size_t>(keep));
+    prompt.system_tokens = std::min(prompt.system_tokens, keep);
+  } else {
+    prompt.tokens.erase(prompt.tokens.begin(), prompt.tokens.begin() + static_cast<std::ptrdiff_t>(cut));
+    prompt.system_tokens = std::max<std::int64_t>(0, prompt.system_tokens - cut);
+  }
+  return true;
+}
+
+// Returns the text of the assistant's message that the answer continues.
+Result<std::string> continued_message(const RequestOptions& options) {
+  const Message& last = options.messages.back();
+  const bool continues = options.prompt_end == PromptEnd::kAuto || options.prompt_end == PromptEnd::kContinue;
+  if (last.role == "assistant" && continues) return last.content;
+  return invalid_argument(
+             "'echo' on a chat shows the assistant's message that the answer continues, and the last one is the {}'s; "
+             "omit it",
+             last.role.substr(0, 64))
+      .about({"echo"});
+}
+
 Result<ReadyPrompt> ready_prompt(const StepThread& steps, const ApiRequest& request, RequestOptions options) {
   ReadyPrompt ready;
   Result<PromptTokens> prompt = steps.text().encode_prompt(options);
   if (!prompt.ok()) return in_body(prompt.status());
   ready.prompt = std::move(*prompt);
+  const bool cut = truncate(request, steps.model().context, ready.prompt);
+  if (request.return_token_ids) ready.ids = ready.prompt.tokens;
   if (!request.echo) return ready;
+  if (request.chat) {
+    KVASIR_ASSIGN_OR_RETURN(ready.echo, continued_message(options));
+    return ready;
+  }
   ready.echo = std::move(options.prompt);
-  if (!options.tokens.empty()) {
+  if (!options.tokens.empty() || cut) {
     KVASIR_ASSIGN_OR_RETURN(ready.echo, steps.text().decode(ready.prompt.tokens, true));
   }
   if (!request.logprobs) return ready;
@@ -137,10 +173,39 @@ Status in_body(const Status& status) {
       {"policy", "kv.policy"},
       {"codec", "kv.codec"},
       {"demote", "kv.demote"},
-      {"samples", "n"}};
-  static constexpr auto kSameNames = std::to_array<std::string_view>(
-      {"prompt", "messages", "session", "max_tokens", "seed", "stop", "logprobs", "temperature", "top_k", "top_p",
-       "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "priority"});
+      {"samples", "n"},
+      {"penalty_window", "repeat_last_n"},
+      {"dry_window", "dry_penalty_last_n"}};
+  static constexpr auto kSameNames = std::to_array<std::string_view>({"prompt",
+                                                                      "messages",
+                                                                      "session",
+                                                                      "max_tokens",
+                                                                      "seed",
+                                                                      "stop",
+                                                                      "logprobs",
+                                                                      "temperature",
+                                                                      "top_k",
+                                                                      "top_p",
+                                                                      "min_p",
+                                                                      "repetition_penalty",
+                                                                      "frequency_penalty",
+                                                                      "presence_penalty",
+                                                                      "logit_bias",
+                                                                      "priority",
+                                                                      "top_n_sigma",
+                                                                      "typical_p",
+                                                                      "xtc_probability",
+                                                                      "xtc_threshold",
+                                                                      "dynatemp_range",
+                                                                      "dynatemp_exponent",
+                                                                      "dry_multiplier",
+                                                                      "dry_base",
+                                                                      "dry_allowed_length",
+                                                                      "min_tokens",
+                                                                      "stop_token_ids",
+                                                                      "allowed_token_ids",
+                                                                      "bad_words",
+                                                                      "prompt_logprobs"});
   if (status.ok()) return status;
   for (const auto& [setting, said] : kOfServer)
     if (std::ranges::find(status.settings(), setting) != status.settings().end() && !status.message().ends_with(said))

@@ -17,6 +17,7 @@ struct ReadyPrompt {
   PromptTokens prompt;
   std::string echo;                 // the prompt's text, if the answer begins with it
   std::vector<std::string> pieces;  // text of each token, if the answer reports the prompt's log-probabilities
+  std::vector<std::int32_t> ids;    // the tokens, if the answer reports them
   // The most tokens that can be generated behind it; see RequestPlan::most_tokens. -1: the client gave a limit.
   std::int64_t most_tokens = -1;
 };

@@ -33,6 +33,7 @@ Choice Samples::choice_of(std::size_t part, std::size_t sample) const {
   if (part < request_.prompts.size()) {
     choice.echo = request_.prompts[part].echo;
     choice.pieces = request_.prompts[part].pieces;
+    choice.prompt_ids = request_.prompts[part].ids;
     choice.most_tokens = request_.prompts[part].most_tokens;
   }
   if (choice.most_tokens < 0 && !request_.request.token_limit_given)

@@ -65,7 +65,7 @@ Result<Json> TextRoutes::parse(const Exchange& exchange) const {
 }
 
 Result<std::string> TextRoutes::tokenize(const Exchange& exchange) const {
-  KVASIR_ASSIGN_OR_RETURN(const Json json, parse(exchange));
+  KVASIR_ASSIGN_OR_RETURN(Json json, parse(exchange));
   const bool chat = find_field(json, "messages") != nullptr;
   if (chat && find_field(json, "prompt") != nullptr)
     return invalid_argument("'prompt' and 'messages' are both given; omit one of them").about({"prompt"});
@@ -73,6 +73,7 @@ Result<std::string> TextRoutes::tokenize(const Exchange& exchange) const {
   KVASIR_RETURN_IF_ERROR(read_field(json, "add_special_tokens", special));
   KVASIR_RETURN_IF_ERROR(read_field(json, "parse_special", parse_special));
   KVASIR_RETURN_IF_ERROR(read_field(json, "return_token_strs", strings));
+  json.erase("add_special_tokens");
   const ModelText& text = steps_.text();
   std::vector<std::int32_t> tokens;
   if (chat) {
@@ -136,10 +137,9 @@ Result<std::string> TextRoutes::plan(const Exchange& exchange) const {
   request.policy = with_demotion(options.policy.empty() ? policy_ : options.policy, options.demote);
   request.codec = options.codec;
   request.tenant = exchange.caller.tenant_number;
-  constexpr std::int64_t kMost = std::int64_t{1} << 40;
-  KVASIR_RETURN_IF_ERROR(read_whole(json, "prompt_tokens", 1, kMost, request.prompt));
-  KVASIR_RETURN_IF_ERROR(read_whole(json, "max_tokens", 0, kMost, request.max_tokens));
-  KVASIR_RETURN_IF_ERROR(read_whole(json, "n", 1, 64, request.samples));
+  KVASIR_RETURN_IF_ERROR(read_whole(json, "prompt_tokens", 1, kMostGenerated, request.prompt));
+  KVASIR_RETURN_IF_ERROR(read_whole(json, "max_tokens", 0, kMostGenerated, request.max_tokens));
+  KVASIR_RETURN_IF_ERROR(read_whole(json, "n", 1, kMostSamples, request.samples));
   constexpr const char* kPrompts[] = {"prompt_tokens", "prompt", "messages"};
   const auto given = std::ranges::count_if(kPrompts, [&](const char* field) { return find_field(json, field); });
   if (given == 0)

@@ -108,7 +108,7 @@ bool Router::share(const HttpRequest& request, HttpAnswer& answer) const {
   if (!is_allowed_origin(origin, origins_)) return false;
   const bool any = std::ranges::find(origins_, "*") != origins_.end();
   answer.add_fields({{"Access-Control-Allow-Origin", any ? "*" : std::string(origin)},
-                     {"Access-Control-Expose-Headers", "X-Request-Id, Retry-After"},
+                     {"Access-Control-Expose-Headers", "X-Request-Id, Retry-After, X-Kvasir-Ignored"},
                      {"Vary", "Origin"}});
   return true;
 }
