@@ -64,7 +64,7 @@ Status check(const Tokenizer& tokenizer, const GenerationState& state) {
   if (state.end_choice.has_value() != ((state.end_token || state.stop_token) && state.logprobs >= 0))
     return damaged("its end token and the log-probability of that disagree");
   // The flush may complete a stop string too, after the generation has finished for another reason.
-  const bool stopped = state.finish_reason == FinishReason::kStop && !state.stop_token;
+  const bool stopped = state.finish_reason == FinishReason::kStop && !state.stop_token && !state.grammar_ended;
   if (stopped != state.matcher.stopped && (stopped || !state.finish_reason))
     return damaged("its stop string and its finish reason disagree");
   return {};
@@ -147,6 +147,12 @@ Status validate(const GenerateOptions& options, int vocabulary) {
   for (const auto& [token, bias] : options.sampling.logit_bias) KVASIR_RETURN_IF_ERROR(check("logit_bias", token));
   for (const TokenId token : options.stop_tokens) KVASIR_RETURN_IF_ERROR(check("stop_token_ids", token));
   for (const TokenId token : options.allowed_tokens) KVASIR_RETURN_IF_ERROR(check("allowed_token_ids", token));
+  if (options.grammar == nullptr) return {};
+  if (options.grammar->trie().vocabulary() != static_cast<std::size_t>(vocabulary))
+    return invalid_argument("the grammar was compiled for another model").about({"grammar"});
+  if (options.ignore_eos)
+    return invalid_argument("a grammar says where its text ends, so ignore_eos has no place there; leave it out")
+        .about({"ignore_eos"});
   return {};
 }
 
@@ -167,6 +173,7 @@ Generation::Generation(const Tokenizer& tokenizer, const GenerateOptions& option
   max_tokens_ = options.max_tokens;
   ignore_eos_ = options.ignore_eos;
   logprobs_ = options.logprobs;
+  if (options.grammar != nullptr) grammar_.emplace(options.grammar);
   for (const TokenId token : newest) observe(token);
 }
 
@@ -195,6 +202,8 @@ Result<Generation> Generation::from_state(const Tokenizer& tokenizer, Generation
   generation.logprobs_ = state.logprobs;
   generation.choices_ = std::move(state.choices);
   generation.end_choice_ = std::move(state.end_choice);
+  generation.grammar_ = std::move(state.grammar);
+  generation.grammar_ended_ = state.grammar_ended;
   return generation;
 }
 
@@ -202,7 +211,7 @@ GenerationState Generation::state() const {
   return {max_tokens_,      ignore_eos_, matcher_.stops(), matcher_.shown(), limits_.state(),
           sampler_.state(), undrawn_,    matcher_.state(), stream_.state(),  text_,
           tokens_,          pending_,    finish_reason_,   end_token_,       stop_token_,
-          logprobs_,        choices_,    end_choice_};
+          logprobs_,        choices_,    end_choice_,      grammar_,         grammar_ended_};
 }
 
 Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
@@ -213,9 +222,12 @@ Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
     return std::optional<TokenId>();
   }
   undrawn_ = sampler_.random();
-  const TokenMask allowed = limits_.allowed(tokens_, {});
-  const TokenId token = sampler_.sample(logits, allowed);
-  if (token == kNoToken) return nothing_to_draw(logits);
+  KVASIR_ASSIGN_OR_RETURN(const TokenId token, draw(logits));
+  if (token == kNoToken) {
+    grammar_ended_ = true;
+    settle(FinishReason::kStop);
+    return std::optional<TokenId>();
+  }
   const bool stops = limits_.stops(token);
   const bool ends = stops || (!ignore_eos_ && tokenizer_->is_end(token));
   if (logprobs_ >= 0) {
@@ -240,6 +252,18 @@ Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
   return pending_;
 }
 
+// Returns kNoToken where the grammar's text is complete, nothing can follow it, and no end token may be drawn.
+Result<TokenId> Generation::draw(std::span<const float> logits) {
+  std::shared_ptr<const std::vector<std::uint64_t>> mask;
+  if (grammar_) {
+    KVASIR_ASSIGN_OR_RETURN(mask, grammar_->mask());
+  }
+  const TokenMask allowed = limits_.allowed(tokens_, mask != nullptr ? TokenMask(*mask) : TokenMask());
+  const TokenId token = sampler_.sample(logits, allowed);
+  if (token == kNoToken && !(grammar_ && grammar_->finished())) return nothing_to_draw(logits);
+  return token;
+}
+
 GeneratedToken Generation::describe(std::span<const float> logits, TokenId token, int likeliest) const {
   const auto choice = [&](TokenId id, double log_probability, std::int64_t rank) {
     return TokenChoice{id, tokenizer_->bytes_of(id, true), log_probability, rank};
@@ -256,6 +280,7 @@ std::string Generation::accept(TokenId token) {
   pending_.reset();
   observe(token);
   limits_.accept(token);
+  if (grammar_) KVASIR_CHECK(grammar_->accept(token).ok());
   const bool may_stop = !limits_.too_few(tokens_);
   ++tokens_;
   // A marker's text is seen only by a stop string that equals it.

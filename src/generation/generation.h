@@ -23,6 +23,7 @@
 #include "generation/stop_matcher.h"
 #include "generation/token_limits.h"
 #include "generation/token_stream.h"
+#include "grammar/matcher.h"
 #include "kvasir/finish_reason.h"
 #include "kvasir/options.h"
 #include "kvasir/result.h"
@@ -56,6 +57,8 @@ struct GenerationState {
   int logprobs = -1;
   std::vector<GeneratedToken> choices;       // of the tokens accepted and the pending one; none without logprobs
   std::optional<GeneratedToken> end_choice;  // of end_token or stop_token; none without logprobs
+  std::optional<GrammarMatcher> grammar;     // where the text is in its grammar
+  bool grammar_ended = false;                // the text is complete, and nothing can follow it
 };
 
 class Generation {
@@ -72,8 +75,9 @@ class Generation {
 
   // Takes the logits [vocabulary] of the newest token. Returns the token to run next, or nullopt once the generation
   // has finished. Checks in this order: an earlier finish, max_tokens (kLength), then the chosen token (kEnd for an end
-  // token, kStop for a stop token; neither is run). Errors: kDataLoss if all logits are NaN, kInvalidArgument if the
-  // options exclude every token; the request cannot continue then. REQUIRES: the token of the last push was accepted.
+  // token, kStop for a stop token; neither is run; kStop also where a grammar's text is complete and no end token may
+  // be drawn). Errors: kDataLoss if all logits are NaN, kInvalidArgument if the options exclude every token; the
+  // request cannot continue then. REQUIRES: the token of the last push was accepted.
   Result<std::optional<TokenId>> push(std::span<const float> logits);
 
   // Reports that the token of the last push was run: counts it, and adds it to the penalties. Returns the text that
@@ -124,6 +128,7 @@ class Generation {
   Generation(const Tokenizer& tokenizer, Parts parts);
   void settle(FinishReason reason);
   void observe(TokenId token);
+  Result<TokenId> draw(std::span<const float> logits);
 
   const Tokenizer* tokenizer_;
   std::int64_t max_tokens_ = -1;
@@ -132,6 +137,8 @@ class Generation {
   TokenLimits limits_;
   StopMatcher matcher_;
   TokenStream stream_;
+  std::optional<GrammarMatcher> grammar_;
+  bool grammar_ended_ = false;
   std::string text_;
   std::int64_t tokens_ = 0;
   std::optional<TokenId> pending_;

@@ -36,7 +36,7 @@ class Grammar {
   struct Space {
     explicit Space(const grammar::Machine& machine) : configurations(machine) {}
     grammar::Configurations configurations;
-    std::unordered_map<grammar::Configurations::Id, std::shared_ptr<const grammar::TokenMask>> masks;
+    std::unordered_map<grammar::Configurations::Id, std::shared_ptr<const grammar::TokenBits>> masks;
   };
 
   std::shared_ptr<Space> space() const;  // the newest. REQUIRES: mutex_ is held

@@ -44,7 +44,7 @@ void add_below(const Machine& machine, const TokenTrie& trie, std::uint32_t root
       });
 }
 
-void remove_tokens(const TokenTrie& trie, std::uint32_t node, TokenMask& mask) {
+void remove_tokens(const TokenTrie& trie, std::uint32_t node, TokenBits& mask) {
   const std::span<const TokenTrie::Node> nodes = trie.nodes();
   const std::size_t end = nodes[node].end < nodes.size() ? nodes[nodes[node].end].tokens : trie.tokens().size();
   for (std::size_t i = nodes[node].tokens; i < end; ++i) {
@@ -81,7 +81,7 @@ std::uint32_t next_or_dead(const Machine& machine, std::uint32_t state, std::uin
 
 }  // namespace
 
-void add_tokens(const TokenTrie& trie, const TokenTrie::Node& node, TokenMask& mask) {
+void add_tokens(const TokenTrie& trie, const TokenTrie::Node& node, TokenBits& mask) {
   for (std::size_t i = 0; i < node.own; ++i) {
     const TokenId token = trie.tokens()[node.tokens + i];
     mask[static_cast<std::size_t>(token) / 64] |= std::uint64_t{1} << (token % 64);

@@ -16,7 +16,7 @@
 namespace kvasir::grammar {
 
 // A bit for each token, in order of id.
-using TokenMask = std::vector<std::uint64_t>;
+using TokenBits = std::vector<std::uint64_t>;
 
 // What tokens do that start in one state, as far as they stay in its rule.
 struct Interior {
@@ -26,7 +26,7 @@ struct Interior {
     std::uint8_t byte = 0;
     std::uint32_t node = 0;
   };
-  TokenMask tokens;         // those whose bytes all stay in the rule
+  TokenBits tokens;         // those whose bytes all stay in the rule
   std::vector<Exit> exits;  // in order
 };
 
@@ -63,6 +63,6 @@ class Interiors {
 Interior make_interior(const Machine& machine, const TokenTrie& trie, std::uint32_t state);
 
 // Sets the bits of the tokens that end at a node of the trie.
-void add_tokens(const TokenTrie& trie, const TokenTrie::Node& node, TokenMask& mask);
+void add_tokens(const TokenTrie& trie, const TokenTrie::Node& node, TokenBits& mask);
 
 }  // namespace kvasir::grammar

@@ -36,13 +36,13 @@ Status GrammarMatcher::exhausted_error() {
   return exhausted("the grammar is too ambiguous: too many of its rules match the text so far; make it simpler");
 }
 
-Result<std::shared_ptr<const grammar::TokenMask>> GrammarMatcher::mask() {
+Result<std::shared_ptr<const grammar::TokenBits>> GrammarMatcher::mask() {
   const std::lock_guard lock(grammar_->mutex_);
   enter_newest_space();
   const auto [found, added] = space_->masks.try_emplace(at_);
   if (!added) return found->second;
   space_->configurations.grant(kMostSteps);
-  found->second = std::make_shared<const grammar::TokenMask>(
+  found->second = std::make_shared<const grammar::TokenBits>(
       make_mask(space_->configurations, at_, *grammar_->trie_, grammar_->interiors_));
   if (!space_->configurations.exhausted()) return found->second;
   space_->masks.erase(found);

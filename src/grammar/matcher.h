@@ -16,7 +16,7 @@ class GrammarMatcher {
 
   // Returns a bit for each token that can follow, in order of id. End tokens can where the text may end. Errors:
   // kResourceExhausted if the grammar is too ambiguous to be followed.
-  Result<std::shared_ptr<const grammar::TokenMask>> mask();
+  Result<std::shared_ptr<const grammar::TokenBits>> mask();
 
   // Goes on behind a token. Errors: kInvalidArgument if it cannot follow; the place is then unchanged. As mask().
   Status accept(TokenId token);

@@ -9,7 +9,7 @@ namespace {
 
 class MaskMaker {
  public:
-  MaskMaker(Configurations& configurations, const TokenTrie& trie, TokenMask& mask)
+  MaskMaker(Configurations& configurations, const TokenTrie& trie, TokenBits& mask)
       : configurations_(configurations), trie_(trie), mask_(mask) {}
 
   // Adds the tokens that go on from a configuration behind a node of the trie.
@@ -46,14 +46,14 @@ class MaskMaker {
  private:
   Configurations& configurations_;
   const TokenTrie& trie_;
-  TokenMask& mask_;
+  TokenBits& mask_;
 };
 
 }  // namespace
 
-TokenMask make_mask(Configurations& configurations, Configurations::Id id, const TokenTrie& trie,
+TokenBits make_mask(Configurations& configurations, Configurations::Id id, const TokenTrie& trie,
                     Interiors& interiors) {
-  TokenMask mask(trie.words());
+  TokenBits mask(trie.words());
   if (id == Configurations::kNone) return mask;
   MaskMaker maker(configurations, trie, mask);
   const Configurations::Configuration configuration = configurations[id];  // a copy: new ones move the others

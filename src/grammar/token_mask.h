@@ -9,6 +9,6 @@
 namespace kvasir::grammar {
 
 // Returns the tokens that can follow, end tokens included where the text may end.
-TokenMask make_mask(Configurations& configurations, Configurations::Id id, const TokenTrie& trie, Interiors& interiors);
+TokenBits make_mask(Configurations& configurations, Configurations::Id id, const TokenTrie& trie, Interiors& interiors);
 
 }  // namespace kvasir::grammar

@@ -86,8 +86,8 @@ class LoadedText final : public ModelText {
       return PromptTokens{std::move(text.tokens), std::move(text.stops), text.system_tokens};
     });
   }
-  Result<std::shared_ptr<const Grammar>> compile(const GrammarSource&) const override {
-    return make_status(StatusCode::kUnsupported, "grammars are not supported");
+  Result<std::shared_ptr<const Grammar>> compile(const GrammarSource& source) const override {
+    return guarded([&] { return model_->grammars->compile(source); });
   }
 
   Result<std::int64_t> system_tokens(std::span<const Message> messages) const override {

@@ -14,6 +14,7 @@
 #include "base/thread_pool.h"
 #include "chat/chat_template.h"
 #include "gguf/reader.h"
+#include "grammar/compiler.h"
 #include "kv/kv_cache.h"
 #include "kvasir/options.h"
 #include "kvasir/status.h"
@@ -36,6 +37,7 @@ struct LoadedModel {
   const KernelTable* kernels = nullptr;
   std::unique_ptr<ThreadPool> threads;  // never null
   std::unique_ptr<Tokenizer> tokenizer;
+  std::unique_ptr<GrammarCompiler> grammars;  // of the tokenizer
   std::unique_ptr<ChatTemplate> chat;
   std::unique_ptr<WeightFile> weight_file;  // holds the backend's weights; null: they are in private memory
   std::unique_ptr<Backend> backend;

@@ -17,6 +17,7 @@
 #include "cli/command.h"
 #include "cli/run/answer.h"
 #include "cli/run/documents.h"
+#include "cli/run/grammar_options.h"
 #include "cli/run/parts.h"
 #include "cli/run/run_help.h"
 #include "cli/run/run_options.h"
@@ -58,6 +59,10 @@ Status check_options(const RunOptions& options) {
   if (options.beams > 0 && limits_tokens(options.generate))
     return invalid_argument(
         "--beams does not support --min-tokens, --stop-token-ids, --allowed-token-ids and --bad-words; omit them");
+  if (options.beams > 0 && options.grammar.given())
+    return invalid_argument("--beams does not support grammars; omit --json-schema, --grammar, --regex and --choice");
+  if (options.parts && options.grammar.given())
+    return invalid_argument("--parts asks several questions, of which a grammar would restrict each; omit one of them");
   if (options.beams == 0 && options.length_penalty != BeamOptions{}.length_penalty)
     return invalid_argument("--length-penalty scores beams; give --beams too");
   if (options.samples > 1 && !options.sampling_options.empty() && options.generate.sampling.temperature == 0)
@@ -193,6 +198,10 @@ Status run(RunOptions options) {
   // No user stops an answer that goes to a file.
   if (options.chat && !chat && !options.tokens_given && ::isatty(STDOUT_FILENO) == 0)
     options.generate.max_tokens = kMostUnasked;
+  if (options.grammar.given()) {
+    KVASIR_ASSIGN_OR_RETURN(const GrammarSource source, grammar_source(options.grammar));
+    KVASIR_ASSIGN_OR_RETURN(options.generate.grammar, engine->text().compile(source));
+  }
   note_kv_memory(options.engine.kv_memory);
   note_slow_kernels(options.engine.isa, engine->model().isa);
   if (!options.session.policy.empty()) note_policy(options.session.policy, engine->model().kv_heads);
@@ -288,6 +297,7 @@ void add_run(CLI::App& program, Outcome& outcome) {
       ->take_all()
       ->allow_extra_args(false);
   add_ending_options(*command, options->generate);
+  add_grammar_options(*command, options->grammar);
   command->add_flag("--json", options->json, "One JSON object on standard output instead of the text");
   command->add_flag("--json-stream", options->json_stream,
                     "One JSON object a line: {\"text\": ...} for each piece as it comes, at the end that of --json");

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/run/grammar_options.h"
 #include "kvasir/options.h"
 
 namespace kvasir::cli {
@@ -16,6 +17,7 @@ struct RunOptions {
   EngineOptions engine;
   SessionOptions session;
   GenerateOptions generate;
+  GrammarOptions grammar;
   std::optional<std::string> prompt;
   std::vector<std::string> files;
   std::string demote;
