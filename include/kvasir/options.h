@@ -14,15 +14,19 @@ namespace kvasir {
 
 class Grammar;
 
-// Most samples of one request, and most beams.
-inline constexpr int kMostSamples = 64;
-// Most of the likeliest tokens that log-probabilities are reported of.
-inline constexpr int kMostLogprobs = 100;
-// Largest limit of generated tokens.
-inline constexpr std::int64_t kMostGenerated = std::int64_t{1} << 40;
-// Most stop strings of a request, and the most bytes of one.
+// Limits of the options below, for the command line and for clients alike.
+inline constexpr int kMostSamples = 64;                                // samples of a request, and beams
+inline constexpr int kMostLogprobs = 100;                              // likeliest tokens reported in place of each
+inline constexpr std::int64_t kMostGenerated = std::int64_t{1} << 40;  // tokens
 inline constexpr std::size_t kMostStops = 16;
-inline constexpr std::size_t kLongestStop = 1024;
+inline constexpr std::size_t kLongestStop = 1024;  // bytes
+inline constexpr std::size_t kMostStopTokens = 1024;
+inline constexpr std::size_t kMostAllowedTokens = 65536;
+inline constexpr std::size_t kMostBadWords = 128;
+inline constexpr std::size_t kLongestBadWord = 256;  // bytes
+inline constexpr std::size_t kMostBiases = 1024;     // tokens of logit_bias
+inline constexpr int kMaxPenaltyWindow = 65536;      // tokens
+inline constexpr int kMostDryLength = 1024;          // tokens
 
 struct SamplingOptions {
   float temperature = 0.8F;  // 0: greedy; up to 100
@@ -141,12 +145,12 @@ struct SessionOptions {
 
 // One continuation.
 struct GenerateOptions {
-  std::int64_t max_tokens =
-      -1;  // at most kMostGenerated; -1: until the model ends its text, or context or KV memory is exhausted
+  // At most kMostGenerated. -1: until the model ends its text, or context or KV memory is exhausted.
+  std::int64_t max_tokens = -1;
   bool ignore_eos = false;
-  std::vector<std::string>
-      stop;                   // generation ends before the first of these; none empty, at most 16 of up to 1,024 bytes
-  bool include_stop = false;  // the text ends with the stop string that ended it
+  // Generation ends before the first of these; none may be empty. At most 16 of up to 1,024 bytes.
+  std::vector<std::string> stop;
+  bool include_stop = false;  // the text ends with the string of `stop` that ended it
   // Before so many tokens nothing ends the text but max_tokens, context and memory: tokens that end it are not drawn,
   // and stop strings must begin after them. 0 to max_tokens.
   std::int64_t min_tokens = 0;

@@ -17,10 +17,6 @@
 
 namespace kvasir {
 
-inline constexpr int kMaxPenaltyWindow = 65536;
-inline constexpr std::size_t kMostBiases = 1024;
-inline constexpr int kMostDryLength = 1024;
-
 // Errors: kInvalidArgument naming the option, the value and the accepted range.
 Status validate(const SamplingOptions& options);
 

@@ -14,11 +14,6 @@
 
 namespace kvasir {
 
-inline constexpr std::size_t kMostStopTokens = 1024;
-inline constexpr std::size_t kMostAllowedTokens = 65536;
-inline constexpr std::size_t kMostBadWords = 128;
-inline constexpr std::size_t kLongestBadWord = 256;  // bytes
-
 // A TokenLimits as plain data.
 struct TokenLimitsState {
   std::int64_t min_tokens = 0;

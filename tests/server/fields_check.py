@@ -202,6 +202,14 @@ def check_prompts(server):
     refused(server, COMPLETION, "prompt_logprobs", prompt="x", prompt_logprobs=1, stream=True)
     refused(server, COMPLETION, "prompt_logprobs", prompt="x", prompt_logprobs=101)
 
+    many = [300] * 2600  # times 64 prompts and 5 entries are more than 2^19
+    window = {"max_tokens": 1, "kv": {"policy": "window:size=64"}}
+    assert "too many" in refused(server, COMPLETION, "prompt_logprobs", prompt=[many] * 64, prompt_logprobs=4, **window)
+    assert "too many" in refused(server, COMPLETION, "logprobs", prompt="x", logprobs=100, max_tokens=30000, kv=window["kv"])
+    assert "too many" in refused(server, CHAT, "top_logprobs", messages=chat["messages"], logprobs=True, top_logprobs=50,
+                                 max_tokens=10 ** 9, kv=window["kv"])
+    done(server, COMPLETION, prompt="x", logprobs=100, max_tokens=2)
+
     for kept, more in ((ids[-3:], {}), (ids[:3], {"truncation_side": "right"})):
         cut = story(server, truncate_prompt_tokens=3, **more)
         assert cut["prompt_token_ids"] == kept and cut["token_ids"] == story(server, prompt=kept)["token_ids"], (cut, kept)

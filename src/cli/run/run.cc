@@ -56,6 +56,8 @@ Status check_options(const RunOptions& options) {
     return invalid_argument("--beams does not sample; omit the sampling options (--temp, --top-k, --seed, ...)");
   if (options.beams > 0 && !options.generate.stop.empty())
     return invalid_argument("--beams does not support stop strings; omit --stop");
+  if (options.generate.include_stop && options.generate.stop.empty())
+    return invalid_argument("--include-stop is about the string of --stop; give that too");
   if (options.beams > 0 && limits_tokens(options.generate))
     return invalid_argument(
         "--beams does not support --min-tokens, --stop-token-ids, --allowed-token-ids and --bad-words; omit them");

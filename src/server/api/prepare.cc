@@ -111,6 +111,38 @@ Status check_all_fit(const StepThread& steps, const RequestOptions& options, int
   return {};
 }
 
+// Log-probabilities of an answer that are kept until it has ended: most of a prompt's tokens, and most of generated
+// ones where the request asks for more than kFewLogprobs of each.
+constexpr std::int64_t kMostPromptEntries = std::int64_t{1} << 19;
+constexpr std::int64_t kMostEntries = std::int64_t{1} << 21;
+constexpr int kFewLogprobs = 20;
+
+// Refuses log-probabilities that would take too much memory.
+Status check_reports(const ReadyRequest& ready) {
+  const RequestOptions& options = ready.request.options;
+  const GenerateOptions& generate = options.generate;
+  std::int64_t read = 0, most = 0;  // tokens of all prompts and texts
+  for (const ReadyPrompt& prompt : ready.prompts) {
+    const std::int64_t limit = generate.max_tokens < 0 ? prompt.most_tokens : generate.max_tokens;
+    read += std::ssize(prompt.prompt.tokens);
+    most += std::min(limit, kMostEntries) * options.samples;
+  }
+  if (generate.prompt_logprobs >= 0 && read > kMostPromptEntries / (generate.prompt_logprobs + 1))
+    return invalid_argument(
+               "log-probabilities of {} prompt tokens with {} likeliest each are too many for one answer; ask for "
+               "fewer, "
+               "or send a shorter prompt",
+               read, generate.prompt_logprobs)
+        .about({ready.request.prompt_logprobs >= 0 ? "prompt_logprobs" : "logprobs"});
+  if (generate.logprobs > kFewLogprobs && most > kMostEntries / (generate.logprobs + 1))
+    return invalid_argument(
+               "log-probabilities of up to {} tokens with {} likeliest each are too many for one answer; ask for {} or "
+               "fewer, or give a smaller 'max_tokens'",
+               most, generate.logprobs, kFewLogprobs)
+        .about({ready.request.chat ? "top_logprobs" : "logprobs"});
+  return {};
+}
+
 // Cuts a prompt to the tokens that the request keeps of it, and returns whether it did.
 bool truncate(const ApiRequest& request, std::int64_t context, PromptTokens& prompt) {
   if (!request.truncate_prompt) return false;
@@ -275,6 +307,7 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
   if (ready.prompts.size() > 1) KVASIR_RETURN_IF_ERROR(check_all_fit(steps, options, common.tenant, ready.prompts));
   if (options.generate.max_tokens < 0)
     for (ReadyPrompt& prompt : ready.prompts) KVASIR_RETURN_IF_ERROR(limit(steps, options, prompt));
+  KVASIR_RETURN_IF_ERROR(check_reports(ready));
   return ready;
 }
 

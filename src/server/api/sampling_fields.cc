@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "base/status.h"
-#include "generation/generation.h"
 
 namespace kvasir::server {
 namespace {
