@@ -230,6 +230,7 @@ GenerateResult Generation::result() const {
   result.end_choice = end_choice_;
   result.tokens = tokens_;
   result.finish_reason = finish_reason_.value_or(FinishReason::kFailed);
+  result.stopped_by = matcher_.found();
   return result;
 }
 

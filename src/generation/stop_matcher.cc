@@ -26,7 +26,12 @@ std::string StopMatcher::push(std::string_view text) {
   if (stopped_) return {};
   held_ += text;
   std::size_t found = std::string::npos;
-  for (const std::string& stop : stops_) found = std::min(found, held_.find(stop));
+  for (const std::string& stop : stops_) {
+    const std::size_t at = held_.find(stop);
+    if (at >= found) continue;
+    found = at;
+    found_ = stop;
+  }
   if (found != std::string::npos) {
     stopped_ = true;
     std::string out = held_.substr(0, found);

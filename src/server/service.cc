@@ -24,10 +24,13 @@ Service::Service(StepThread& steps, TextThread& texts, ServiceOptions options)
                     ? nullptr
                     : std::make_unique<SessionDesk>(steps, SessionStore(options_.sessions, options_.session_limits))),
       completions_({steps, texts, traffic_, sessions_.get(), options_.model, options_.policy, options_.sampling,
-                    options_.queue_timeout}),
+                    options_.queue_timeout},
+                   session_text_),
+      dialects_(completions_, steps, texts, options_.model, options_.sampling),
       text_routes_(steps, texts, options_.model, options_.policy),
       inspector_(steps, {options_.model, options_.policy, options_.gate}),
       router_(options_.gate, options_.origins) {
+  dialects_.add_routes(router_);
   completions_.add_routes(router_);
   text_routes_.add_routes(router_);
   if (options_.inspector) inspector_.add_routes(router_);

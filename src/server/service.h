@@ -12,6 +12,7 @@
 #include "server/admin/traffic.h"
 #include "server/api/completions.h"
 #include "server/api/text_routes.h"
+#include "server/dialects/dialect_routes.h"
 #include "server/http/http_server.h"
 #include "server/http/router.h"
 #include "server/inspector/inspector.h"
@@ -76,7 +77,9 @@ class Service {
   bool draining_ = false;
   Traffic traffic_;
   std::unique_ptr<SessionDesk> sessions_;  // null: the server has no sessions
+  SessionText session_text_;
   Completions completions_;
+  DialectRoutes dialects_;
   TextRoutes text_routes_;
   Inspector inspector_;
   Router router_;

@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "kvasir/grammar.h"
 #include "kvasir/request.h"
 #include "kvasir/status.h"
 #include "server/api/api_kv.h"
@@ -32,7 +34,10 @@ struct ApiRequest {
   std::string session;             // name of the session that it continues; "" for none
   std::vector<ApiPrompt> prompts;  // of completions; choice i of prompt p has index p * n + i
   KvHints hints;
-  RequestOptions options;  // for each prompt; for a chat, with its messages
+  std::optional<GrammarSource> grammar;           // that each answer matches
+  const char* grammar_field = "response_format";  // which asked for it; a string literal
+  std::vector<std::string> ignored;               // fields that have no effect: see ignored_fields.h
+  RequestOptions options;                         // for each prompt; for a chat, with its messages
 };
 
 inline constexpr std::size_t kMostPrompts = 64;
