@@ -26,7 +26,8 @@ Service::Service(StepThread& steps, TextThread& texts, ServiceOptions options)
       completions_({steps, texts, traffic_, sessions_.get(), options_.model, options_.policy, options_.sampling,
                     options_.queue_timeout},
                    session_text_),
-      dialects_(completions_, steps, texts, options_.model, options_.sampling),
+      dialects_(completions_, steps.model().context),
+      info_routes_(steps, texts, {options_.model, options_.sampling, options_.parallel, started_, options_.version}),
       text_routes_(steps, texts, options_.model, options_.policy),
       inspector_(steps, {options_.model, options_.policy, options_.gate}),
       router_(options_.gate, options_.origins) {
@@ -34,6 +35,7 @@ Service::Service(StepThread& steps, TextThread& texts, ServiceOptions options)
   completions_.add_routes(router_);
   text_routes_.add_routes(router_);
   if (options_.inspector) inspector_.add_routes(router_);
+  info_routes_.add_routes(router_);
   for (const char* path : {"/v1/models", "/v1/models/{path}"})
     router_.add("GET", path, [this](const Exchange& exchange) { list_models(exchange); });
   router_.add(

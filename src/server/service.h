@@ -13,6 +13,7 @@
 #include "server/api/completions.h"
 #include "server/api/text_routes.h"
 #include "server/dialects/dialect_routes.h"
+#include "server/dialects/info_routes.h"
 #include "server/http/http_server.h"
 #include "server/http/router.h"
 #include "server/inspector/inspector.h"
@@ -33,6 +34,8 @@ struct ServiceOptions {
   SessionLimits session_limits;
   bool inspector = true;
   std::chrono::seconds queue_timeout{0};  // see FlightDeck
+  int parallel = 1;                       // requests that run at a time
+  std::string version;                    // of the program
 };
 
 class Service {
@@ -80,6 +83,7 @@ class Service {
   SessionText session_text_;
   Completions completions_;
   DialectRoutes dialects_;
+  InfoRoutes info_routes_;
   TextRoutes text_routes_;
   Inspector inspector_;
   Router router_;

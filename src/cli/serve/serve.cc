@@ -208,7 +208,9 @@ Status serve(const ServeOptions& options) {
                                          options.sessions,
                                          {},
                                          options.inspector,
-                                         options.operations.queue_timeout});
+                                         options.operations.queue_timeout,
+                                         std::max(options.batch, 1),
+                                         kVersion});
   tenancy->join(*service, steps, *http);
   server::RequestLog request_log(*log);
   const std::unique_ptr<server::Metrics> metrics =

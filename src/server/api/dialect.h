@@ -62,6 +62,8 @@ struct ReadContext {
 struct ReadBody {
   ApiRequest request;
   std::unique_ptr<AnswerWriter> writer;
+  // The whole answer, of a body that asks for no text; "" for others, which become requests of the engine.
+  std::string at_once = {};
 };
 
 // Thread-safety: immutable.

@@ -77,6 +77,10 @@ void Flight::prepared() {
                   preparation_.code() == StatusCode::kResourceExhausted ? "too_large" : "invalid");
   if (!request().model.empty() && request().model != deck_.model)
     return refuse(404, unknown_model(request().model, deck_.model), "unknown_model", "model_not_found");
+  if (!ready_.at_once.empty()) {
+    exchange_.send_json(200, std::move(ready_.at_once));
+    return release_all();
+  }
   if (!request().ignored.empty())
     exchange_.answer->add_fields({{std::string(kIgnoredHeader), ignored_header(request().ignored)}});
   RequestOptions& options = ready_.request.options;

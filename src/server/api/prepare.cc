@@ -207,6 +207,8 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
     KVASIR_ASSIGN_OR_RETURN(ReadBody read, common.dialect->read(json, context));
     ready.request = std::move(read.request);
     ready.writer = std::move(read.writer);
+    ready.at_once = std::move(read.at_once);
+    if (!ready.at_once.empty()) return ready;
     if (!ready.request.session.empty()) KVASIR_RETURN_IF_ERROR(check_no_prefix(json, ready.request.hints));
   }
   RequestOptions& options = ready.request.options;

@@ -27,6 +27,7 @@ struct ReadyRequest {
   ApiRequest request;                // without prompts and messages, unless it continues a session
   std::vector<ReadyPrompt> prompts;  // empty for a session's request, whose tokens depend on the session
   std::unique_ptr<AnswerWriter> writer;
+  std::string at_once;  // see ReadBody
 };
 
 // The settings that all requests have in common.
