@@ -26,7 +26,7 @@ Service::Service(StepThread& steps, TextThread& texts, ServiceOptions options)
       completions_({steps, texts, traffic_, sessions_.get(), options_.model, options_.policy, options_.sampling,
                     options_.queue_timeout},
                    session_text_),
-      dialects_(completions_, steps.model().context),
+      dialects_(completions_, steps.model().context, options_.responses),
       info_routes_(steps, texts, {options_.model, options_.sampling, options_.parallel, started_, options_.version}),
       text_routes_(steps, texts, options_.model, options_.policy),
       inspector_(steps, {options_.model, options_.policy, options_.gate}),

@@ -36,6 +36,7 @@ struct ServiceOptions {
   std::chrono::seconds queue_timeout{0};  // see FlightDeck
   int parallel = 1;                       // requests that run at a time
   std::string version;                    // of the program
+  ResponseStore::Limits responses;        // answers of /v1/responses that are kept
 };
 
 class Service {

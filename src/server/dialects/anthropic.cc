@@ -99,8 +99,10 @@ class AnthropicWriter final : public AnswerWriter {
     kv_ = kv_of(choice);
     creates_ = pinned_ && holds_prefixes(choice);
     // An answer without any text has one empty block, as clients read the first.
-    if (blocks_ == 0) return open("text", {{"type", "text"}, {"text", ""}}) + close();
-    return close();
+    std::string events;
+    if (blocks_ == 0) events += open("text", {{"type", "text"}, {"text", ""}});
+    events += close();
+    return events;
   }
 
   std::string end(const AnswerTotals& totals) override {
