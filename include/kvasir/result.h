@@ -194,6 +194,7 @@ struct GenerateResult {
   double prompt_seconds = 0;       // request: from submit() until its prompt was read, waiting included
   double seconds = 0;              // of generation; request: from its last prompt token to its end, waiting included
   FinishReason finish_reason = FinishReason::kEnd;
+  std::string stopped_by;  // kStop: the stop string, one of the options or of the chat template
   std::uint64_t seed = 0;  // used by the sampler
   // With GenerateOptions::logprobs: one for each generated token, those of the stop string that ended the text
   // included. Grows with the text.

@@ -323,6 +323,7 @@ GenerateResult Generation::result() const {
   result.stop_token = stop_token_;
   result.tokens = tokens_;
   result.finish_reason = finish_reason_.value_or(FinishReason::kFailed);
+  result.stopped_by = matcher_.found();
   return result;
 }
 

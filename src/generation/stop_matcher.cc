@@ -31,6 +31,7 @@ std::string StopMatcher::push(std::string_view text) {
     if (at >= found) continue;
     found = at;
     end = i < shown_ ? at + stops_[i].size() : at;
+    found_ = stops_[i];
   }
   if (found != std::string::npos) {
     stopped_ = true;

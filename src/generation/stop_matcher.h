@@ -38,11 +38,14 @@ class StopMatcher {
   bool stopped() const { return stopped_; }
   const std::vector<std::string>& stops() const { return stops_; }
   std::size_t shown() const { return shown_; }
+  // The stop string that push() found; "" before, and after from_state().
+  const std::string& found() const { return found_; }
 
  private:
   std::vector<std::string> stops_;
   std::size_t shown_;
   std::string held_;
+  std::string found_;
   bool stopped_ = false;
 };
 

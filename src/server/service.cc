@@ -24,13 +24,18 @@ Service::Service(StepThread& steps, TextThread& texts, ServiceOptions options)
                     ? nullptr
                     : std::make_unique<SessionDesk>(steps, SessionStore(options_.sessions, options_.session_limits))),
       completions_({steps, texts, traffic_, sessions_.get(), options_.model, options_.policy, options_.sampling,
-                    options_.queue_timeout}),
+                    options_.queue_timeout},
+                   session_text_),
+      dialects_(completions_, steps.model().context, options_.responses),
+      info_routes_(steps, texts, {options_.model, options_.sampling, options_.parallel, started_, options_.version}),
       text_routes_(steps, texts, options_.model, options_.policy),
       inspector_(steps, {options_.model, options_.policy, options_.gate}),
       router_(options_.gate, options_.origins) {
+  dialects_.add_routes(router_);
   completions_.add_routes(router_);
   text_routes_.add_routes(router_);
   if (options_.inspector) inspector_.add_routes(router_);
+  info_routes_.add_routes(router_);
   for (const char* path : {"/v1/models", "/v1/models/{path}"})
     router_.add("GET", path, [this](const Exchange& exchange) { list_models(exchange); });
   router_.add(

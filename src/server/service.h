@@ -12,6 +12,8 @@
 #include "server/admin/traffic.h"
 #include "server/api/completions.h"
 #include "server/api/text_routes.h"
+#include "server/dialects/dialect_routes.h"
+#include "server/dialects/info_routes.h"
 #include "server/http/http_server.h"
 #include "server/http/router.h"
 #include "server/inspector/inspector.h"
@@ -32,6 +34,9 @@ struct ServiceOptions {
   SessionLimits session_limits;
   bool inspector = true;
   std::chrono::seconds queue_timeout{0};  // see FlightDeck
+  int parallel = 1;                       // requests that run at a time
+  std::string version;                    // of the program
+  ResponseStore::Limits responses;        // answers of /v1/responses that are kept
 };
 
 class Service {
@@ -76,7 +81,10 @@ class Service {
   bool draining_ = false;
   Traffic traffic_;
   std::unique_ptr<SessionDesk> sessions_;  // null: the server has no sessions
+  SessionText session_text_;
   Completions completions_;
+  DialectRoutes dialects_;
+  InfoRoutes info_routes_;
   TextRoutes text_routes_;
   Inspector inspector_;
   Router router_;

@@ -47,6 +47,7 @@ struct ServeOptions {
   OperationsOptions operations;
   std::size_t queue = 1024;
   std::string sessions;
+  server::ResponseStore::Limits responses;
   std::vector<std::string> kv_types;  // each a list
   std::string redis_password_file;
   std::vector<std::string> origins;
@@ -208,7 +209,10 @@ Status serve(const ServeOptions& options) {
                                          options.sessions,
                                          {},
                                          options.inspector,
-                                         options.operations.queue_timeout});
+                                         options.operations.queue_timeout,
+                                         std::max(options.batch, 1),
+                                         kVersion,
+                                         options.responses});
   tenancy->join(*service, steps, *http);
   server::RequestLog request_log(*log);
   const std::unique_ptr<server::Metrics> metrics =
@@ -403,6 +407,8 @@ void add_serve(CLI::App& program, Outcome& outcome) {
       ->capture_default_str();
   command->add_option("--sessions", options->sessions, "Folder of saved sessions; without one there are none")
       ->type_name("FOLDER");
+  add_bytes_option(*command, "--response-memory", options->responses.tenant,
+                   "Bytes for the answers of /v1/responses that one tenant can continue; 0: none; default: 16MiB");
   command->add_option("--drain", options->drain, "Seconds that answers under way have when the server goes down")
       ->check(in_range(0, 24 * 3600))
       ->capture_default_str();

@@ -165,14 +165,17 @@ std::vector<KeyGate::TenantInfo> KeyGate::tenants() const {
 }
 
 std::optional<Refusal> KeyGate::identify(const HttpRequest& request, Caller& caller) {
-  const std::string_view key = bearer_of(request.field("authorization"));
+  std::string_view key = bearer_of(request.field("authorization"));
+  if (key.empty()) key = request.field("x-api-key");
   const tenants::KeyRing::Entry* entry = key.empty() ? nullptr : ring_->find(key, now());
   if (entry == nullptr) {
     if (observer_ != nullptr) observer_->on_refused("unauthorized", request.address, request.path);
-    return unauthorized(key.empty() ? "this server needs an API key: send 'Authorization: Bearer KEY'"
-                                    : "the API key is unknown, revoked or expired; ask who runs this server for one");
+    return unauthorized(key.empty()
+                            ? "this server needs an API key: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+                            : "the API key is unknown, revoked or expired; ask who runs this server for one");
   }
   caller.tenant = entry->tenant;
+  caller.key_id = entry->key_id;
   caller.tenant_number = entry->tenant_number;
   caller.salt = entry->salt;
   caller.priority = entry->priority;

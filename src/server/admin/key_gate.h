@@ -1,9 +1,9 @@
 // The gate of a server with API keys: identifies callers by their key, enforces their tenant's limits, and follows
 // changes of the keys file.
 //
-// A key comes as "Authorization: Bearer KEY". A request whose key is missing, unknown, revoked or expired is answered
-// with 401, without saying which. Requests other than GET count against the tenant's limits: a request over a limit is
-// answered with 429 and Retry-After.
+// A key comes as "Authorization: Bearer KEY" or "x-api-key: KEY". A request whose key is missing, unknown, revoked or
+// expired is answered with 401, without saying which. Requests other than GET count against the tenant's limits: a
+// request over a limit is answered with 429 and Retry-After.
 //
 // No message, log line or refusal contains a key or a part of one.
 //

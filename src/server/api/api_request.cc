@@ -12,6 +12,7 @@
 
 #include "base/status.h"
 #include "server/api/api_response.h"
+#include "server/api/grammar_fields.h"
 #include "server/api/json_fields.h"
 #include "server/api/known_fields.h"
 #include "server/api/sampling_fields.h"
@@ -343,6 +344,7 @@ Result<ApiRequest> read_request(const Fields& body, bool chat, const SamplingOpt
   KVASIR_RETURN_IF_ERROR(read_kv(body, request.options));
   KVASIR_RETURN_IF_ERROR(read_kv_hints(body, request.options, request.hints));
   KVASIR_RETURN_IF_ERROR(read_session(body, request));
+  KVASIR_RETURN_IF_ERROR(read_grammar_fields(body, request));
   KVASIR_RETURN_IF_ERROR(check_hints(body));
   request.names_tier = find_field(body, "service_tier") != nullptr;
   GenerateOptions& generate = request.options.generate;

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kvasir/grammar.h"
 #include "kvasir/request.h"
 #include "kvasir/status.h"
 #include "server/api/api_kv.h"
@@ -41,6 +42,10 @@ struct ApiRequest {
   std::string session;             // name of the session that it continues; "" for none
   std::vector<ApiPrompt> prompts;  // of completions; choice i of prompt p has index p * n + i
   KvHints hints;
+  std::optional<GrammarSource> grammar;           // that each answer matches
+  const char* grammar_field = "response_format";  // which asked for it; a string literal
+  // Where the body has the schema of `grammar`, whose keys are in order there; empty: `grammar` is as it should be.
+  std::vector<std::string> grammar_path;
   std::vector<std::string> ignored;  // names of fields that have no effect
   RequestOptions options;            // for each prompt; for a chat, with its messages
 };

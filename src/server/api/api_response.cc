@@ -352,23 +352,29 @@ int http_status(const Status& status) {
   return 500;
 }
 
-Json error_of(const Status& status) {
+ErrorText error_text(const Status& status) {
   std::string message = status.message();
   // LangChain and others recognise an overflow by these words.
   if (message.find("maximum context length") != std::string::npos) message.insert(0, "the prompt is too long: ");
+  return {http_status(status), shortened(message),
+          status.code() == StatusCode::kResourceExhausted ? "context_length_exceeded" : "",
+          status.settings().empty() ? "" : std::string(status.settings().front())};
+}
+
+Json error_of(const ErrorText& error) {
   return {{"error",
-           {{"message", shortened(message)},
-            {"type", error_type(http_status(status))},
-            {"param", status.settings().empty() ? Json() : Json(status.settings().front())},
-            {"code", status.code() == StatusCode::kResourceExhausted ? Json("context_length_exceeded") : Json()}}}};
+           {{"message", shortened(error.message)},
+            {"type", error_type(error.http)},
+            {"param", error.field.empty() ? Json() : Json(error.field)},
+            {"code", error.code.empty() ? Json() : Json(error.code)}}}};
+}
+
+Json error_of(const Status& status) {
+  return error_of(error_text(status));
 }
 
 Json error_of(int http, std::string_view message, std::string_view code) {
-  return {{"error",
-           {{"message", shortened(message)},
-            {"type", error_type(http)},
-            {"param", nullptr},
-            {"code", code.empty() ? Json() : Json(code)}}}};
+  return error_of(ErrorText{http, std::string(message), std::string(code), {}});
 }
 
 }  // namespace kvasir::server

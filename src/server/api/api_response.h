@@ -12,6 +12,8 @@
 #include "kvasir/options.h"
 #include "kvasir/result.h"
 #include "kvasir/status.h"
+#include "server/api/answer_piece.h"
+#include "server/http/error_text.h"
 
 namespace kvasir::server {
 
@@ -44,6 +46,7 @@ struct Choice {
   int index = 0;
   const GenerateResult* result = nullptr;
   std::string_view echo;                     // precedes the choice's text
+  std::span<const AnswerPiece> parts;        // of the answer, if it was parsed
   std::span<const std::int32_t> prompt_ids;  // tokens of the prompt, if they are reported
   std::span<const std::string> pieces;       // of the prompt's tokens, if its log-probabilities are reported
   std::int64_t most_tokens = -1;             // the limit of tokens that the server set; -1: the client set one
@@ -71,8 +74,10 @@ nlohmann::json extra_chunk(const AnswerHead& head);
 std::string event_of(const nlohmann::json& object);
 std::string text_of(const nlohmann::json& object);
 
-// Returns the HTTP status of an error, and its body.
+// Returns the HTTP status of an error, the error as clients read it, and its body.
 int http_status(const Status& status);
+ErrorText error_text(const Status& status);
+nlohmann::json error_of(const ErrorText& error);
 nlohmann::json error_of(const Status& status);
 nlohmann::json error_of(int http, std::string_view message, std::string_view code = {});
 

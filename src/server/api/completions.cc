@@ -21,24 +21,19 @@ Json json_of(const SessionInfo& info) {
 
 }  // namespace
 
-Completions::Completions(const FlightDeck& deck) : deck_(deck) {}
+Completions::Completions(const FlightDeck& deck, const Dialect& session_text)
+    : deck_(deck), session_text_(session_text) {}
 
-void Completions::add_routes(Router& router) {
-  router.add("POST", "/v1/chat/completions", [this](Exchange exchange) { fly(std::move(exchange), true); });
-  router.add("POST", "/v1/completions", [this](Exchange exchange) { fly(std::move(exchange), false); });
-  add_session_routes(router);
-}
-
-void Completions::fly(Exchange exchange, bool chat, std::string session) {
+void Completions::fly(Exchange exchange, const Dialect& dialect, std::string session) {
   if (draining_) {
     deck_.traffic.on_refused("draining", exchange.request.address, exchange.request.path);
     return exchange.refuse(503, kGoingDown, kShutdown, {{"Retry-After", "5"}});
   }
   AnswerHead head;
-  head.chat = chat;
-  head.id = fmt::format("{}-{}", chat ? "chatcmpl" : "cmpl", random_name(3));
+  head.id = std::string(dialect.id_prefix()) + random_name(3);
   head.created = std::time(nullptr);
-  const auto flight = std::make_shared<Flight>(deck_, std::move(head), std::move(exchange), std::move(session));
+  const auto flight =
+      std::make_shared<Flight>(deck_, dialect, std::move(head), std::move(exchange), std::move(session));
   flights_.push_back(flight);
   flight->start();
 }
@@ -56,7 +51,7 @@ void Completions::cut_off() {
     if (const std::shared_ptr<Flight> flight = each.lock()) flight->cut_off();
 }
 
-void Completions::add_session_routes(Router& router) {
+void Completions::add_routes(Router& router) {
   router.add("GET", "/v1/sessions", [this](Exchange exchange) { list_sessions(std::move(exchange)); });
   router.add("GET", "/v1/sessions/{id}", [this](Exchange exchange) { find_session(std::move(exchange)); });
   router.add("POST", "/v1/sessions/{id}", [this](Exchange exchange) { use_session(std::move(exchange)); });
@@ -78,7 +73,7 @@ bool Completions::has_sessions(const Exchange& exchange) const {
 void Completions::use_session(Exchange exchange) {
   if (!has_sessions(exchange)) return;
   std::string id = exchange.parameter;
-  fly(std::move(exchange), false, std::move(id));
+  fly(std::move(exchange), session_text_, std::move(id));
 }
 
 void Completions::list_sessions(Exchange exchange) {

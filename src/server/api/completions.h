@@ -1,5 +1,4 @@
-// The routes that generate: POST /v1/chat/completions and POST /v1/completions, and those of sessions, which a
-// completion may continue:
+// Completions under way, of all dialects, and the routes of sessions, which a completion may continue:
 //
 //   POST /v1/sessions/{id}     reads a prompt or messages into the session, which is made if there is none, and saves
 //                              it; without either restores it, and says what it holds
@@ -21,11 +20,15 @@ namespace kvasir::server {
 
 class Completions {
  public:
-  // The objects that `deck` refers to must outlive this.
-  explicit Completions(const FlightDeck& deck);
+  // The objects that `deck` refers to must outlive this, and `session_text`, which reads the bodies of
+  // POST /v1/sessions/{id}.
+  Completions(const FlightDeck& deck, const Dialect& session_text);
 
-  // This must outlive the router.
+  // Adds the routes of sessions. This must outlive the router.
   void add_routes(Router& router);
+
+  // Begins a completion. `dialect` must outlive it. `session`: see Flight.
+  void fly(Exchange exchange, const Dialect& dialect, std::string session = {});
 
   // Refuses requests from now on: the server is going down.
   void begin_drain() { draining_ = true; }
@@ -37,9 +40,6 @@ class Completions {
   void tick();
 
  private:
-  // `session`: see Flight.
-  void fly(Exchange exchange, bool chat, std::string session = {});
-  void add_session_routes(Router& router);
   void use_session(Exchange exchange);
   void find_session(Exchange exchange);
   void list_sessions(Exchange exchange);
@@ -48,6 +48,7 @@ class Completions {
   bool has_sessions(const Exchange& exchange) const;
 
   FlightDeck deck_;
+  const Dialect& session_text_;
   bool draining_ = false;
   std::vector<std::weak_ptr<Flight>> flights_;  // under way, and some that have ended
 };

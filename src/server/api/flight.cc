@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/status.h"
-#include "server/api/known_fields.h"
+#include "server/api/ignored_fields.h"
 
 namespace kvasir::server {
 namespace {
@@ -22,14 +22,15 @@ HttpFields retry_fields(int http) {
 }
 
 // `code`: replaces the status' own code; empty: keeps it.
-Json error_with(int http, const Status& status, std::string_view code) {
-  return code.empty() ? error_of(status) : error_of(http, status.message(), code);
+ErrorText error_with(int http, const Status& status, std::string_view code) {
+  return code.empty() ? error_text(status) : ErrorText{http, status.message(), std::string(code), {}};
 }
 
 }  // namespace
 
-Flight::Flight(const FlightDeck& deck, AnswerHead head, Exchange exchange, std::string session)
+Flight::Flight(const FlightDeck& deck, const Dialect& dialect, AnswerHead head, Exchange exchange, std::string session)
     : deck_(deck),
+      dialect_(dialect),
       head_(std::move(head)),
       exchange_(std::move(exchange)),
       session_route_(std::move(session)),
@@ -56,8 +57,8 @@ void Flight::wait_until(std::chrono::steady_clock::time_point latest) {
 void Flight::prepare() {
   if (cancelled_) return;
   try {
-    Result<ReadyRequest> ready = server::prepare(
-        body_, {deck_.policy, deck_.sampling, head_.chat, exchange_.caller.tenant_number, session_route_}, deck_.steps);
+    Result<ReadyRequest> ready =
+        server::prepare(body_, {deck_.policy, deck_.sampling, &dialect_, &exchange_, session_route_}, deck_.steps);
     preparation_ = ready.status();
     if (ready.ok()) ready_ = std::move(*ready);
   } catch (const std::bad_alloc&) {
@@ -76,7 +77,12 @@ void Flight::prepared() {
                   preparation_.code() == StatusCode::kResourceExhausted ? "too_large" : "invalid");
   if (!request().model.empty() && request().model != deck_.model)
     return refuse(404, unknown_model(request().model, deck_.model), "unknown_model", "model_not_found");
-  if (!request().ignored.empty()) exchange_.answer->add_fields({{kIgnoredHeader, ignored_value(request().ignored)}});
+  if (!ready_.at_once.empty()) {
+    exchange_.send_json(200, std::move(ready_.at_once));
+    return release_all();
+  }
+  if (!request().ignored.empty())
+    exchange_.answer->add_fields({{std::string(kIgnoredHeader), ignored_header(request().ignored)}});
   RequestOptions& options = ready_.request.options;
   // A NUL, which no salt of the server contains, separates the two.
   if (!options.salt.empty()) options.salt.insert(options.salt.begin(), '\0');
@@ -120,7 +126,6 @@ void Flight::opened(const Status& status) {
 }
 
 void Flight::submit() {
-  head_.usage_comes = request().include_usage;
   head_.sampling = request().options.generate.sampling;
   head_.names_tier = request().names_tier;
   head_.token_ids = request().return_token_ids;
@@ -133,6 +138,9 @@ void Flight::submit() {
                                    ready_.prompts.size(), most)
                       .about({"prompt"}),
                   "invalid");
+  std::int64_t prompt_tokens = 0;
+  for (const ReadyPrompt& each : ready_.prompts) prompt_tokens += std::ssize(each.prompt.tokens);
+  ready_.writer->start(head_, prompt_tokens);
   samples_.begin();
   const std::size_t parts = samples_.parts().size();
   for (std::size_t part = 0; part < parts; ++part) {
@@ -179,13 +187,8 @@ void Flight::accepted(const Status& status) {
 
 void Flight::begin_stream() {
   if (!request().stream || std::exchange(streams_, true)) return;
-  exchange_.answer->begin_stream();
-  std::string chunks;  // one write for all choices
-  for (std::size_t part = 0; part < samples_.parts().size(); ++part)
-    for (std::size_t sample = 0; sample < samples_.part(part).samples.size(); ++sample)
-      chunks +=
-          event_of(first_chunk(head_, samples_.choice_of(part, sample), &samples_.part(part).samples[sample].offset));
-  exchange_.answer->write(chunks);
+  exchange_.answer->begin_stream({}, ready_.writer->stream_type());
+  exchange_.answer->write(ready_.writer->begin(samples_.all_choices()));
 }
 
 void Flight::happened(std::size_t part, const Event& event) {
@@ -194,7 +197,6 @@ void Flight::happened(std::size_t part, const Event& event) {
   begin_stream();
   const auto number = static_cast<std::size_t>(event.sample);
   Samples::Sample& sample = samples_.part(part).samples[number];
-  const int index = samples_.choice_of(part, number).index;
   switch (event.kind) {
     case Event::Kind::kPrompt:
       samples_.part(part).prompt_read = event.done;
@@ -203,16 +205,15 @@ void Flight::happened(std::size_t part, const Event& event) {
     case Event::Kind::kText:
       record_.note_text(sample);
       record_.note_progress(samples_);
-      if (request().stream)
-        exchange_.answer->write(
-            event_of(text_chunk(head_, index, event.text, event.choices, request().logprobs, &sample.offset)));
+      if (!request().stream) break;
+      plain_.text = event.text;
+      exchange_.answer->write(ready_.writer->pieces(samples_.choice_of(part, number), {&plain_, 1}, event.choices));
       break;
     case Event::Kind::kFailed: fail(event.status); break;
     case Event::Kind::kFinished:
       samples_.end(sample, event.result);
       if (request().stream)
-        exchange_.answer->write(event_of(
-            last_chunk(head_, samples_.choice_of(part, number), event.choices, request().logprobs, &sample.offset)));
+        exchange_.answer->write(ready_.writer->end_choice(samples_.choice_of(part, number), event.choices));
       if (samples_.left() == 0) ended();
       break;
   }
@@ -233,33 +234,26 @@ void Flight::saved(const Status& status) {
 
 void Flight::answer() {
   report_finished(finish_reason_name(samples_.first().result.finish_reason), 200);
+  const Json added = extras();
+  const AnswerTotals totals{samples_.usage(), record_.seconds(), added.empty() ? nullptr : &added};
   if (!request().stream) {
-    Json whole = answer_of(head_, samples_.best_choices(), samples_.usage(), request().logprobs);
-    if (!session_route_.empty()) {
-      whole.erase("choices");
-      whole["object"] = "session";
-    }
-    add_extras(whole);
-    exchange_.send_json(200, text_of(whole));
+    exchange_.send_json(200, ready_.writer->whole(samples_.best_choices(), totals));
     return release_all();
   }
-  if (session_.saved_bytes() > 0 || request().hints.given) {
-    Json extra = extra_chunk(head_);
-    add_extras(extra);
-    exchange_.answer->write(event_of(extra));
-  }
-  if (request().include_usage) exchange_.answer->write(event_of(usage_chunk(head_, samples_.usage())));
-  exchange_.answer->write("data: [DONE]\n\n");
+  exchange_.answer->write(ready_.writer->end(totals));
   exchange_.answer->end();
   release_all();
 }
 
-void Flight::add_extras(Json& answer) const {
-  if (request().hints.given) answer["kv_hints"] = hints_answer(request().hints);
-  if (session_.saved_bytes() == 0) return;
-  answer["session"] = session_.json(samples_.first().result.kv);
-  answer["session"]["saved"] = true;
-  answer["session"]["bytes"] = session_.saved_bytes();
+// Returns the members that Kvasir adds to the answer.
+Json Flight::extras() const {
+  Json added = Json::object();
+  if (request().hints.given) added["kv_hints"] = hints_answer(request().hints);
+  if (session_.saved_bytes() == 0) return added;
+  added["session"] = session_.json(samples_.first().result.kv);
+  added["session"]["saved"] = true;
+  added["session"]["bytes"] = session_.saved_bytes();
+  return added;
 }
 
 void Flight::cut_off() {
@@ -270,15 +264,15 @@ void Flight::cut_off() {
   } else {
     report_finished(kShutdown, streams_ ? 200 : 503);
   }
-  tell_failure(503, error_of(503, kCutOff, kShutdown));
+  tell_failure({503, std::string(kCutOff), std::string(kShutdown), {}});
 }
 
 // Ends the answer with an error: as a body, or in a stream that has begun.
-void Flight::tell_failure(int http, const Json& error) {
+void Flight::tell_failure(const ErrorText& error) {
   if (!streams_) {
-    exchange_.send_json(http, text_of(error), retry_fields(http));
+    exchange_.refuse(error, retry_fields(error.http));
   } else {
-    exchange_.answer->write(event_of(error));
+    exchange_.answer->write(ready_.writer->failure(error));
     exchange_.answer->end();
   }
   release_all();
@@ -288,7 +282,9 @@ void Flight::tell_failure(int http, const Json& error) {
 void Flight::fail(int http, const Status& status, std::string_view code) {
   record_.report_fault(http, status);
   report_finished("error", streams_ ? 200 : http);
-  tell_failure(http, error_with(http, code.empty() ? in_body(status) : status, code));
+  ErrorText error = error_with(http, code.empty() ? in_body(status) : status, code);
+  error.http = http;
+  tell_failure(error);
 }
 
 void Flight::fail(const Status& status) {
@@ -313,7 +309,9 @@ void Flight::end_without_memory() {
 // Refuses a request that was not taken.
 void Flight::refuse(int http, const Status& status, std::string_view reason, std::string_view code) {
   record_.report_refused(reason);
-  tell_failure(http, error_with(http, status, code));
+  ErrorText error = error_with(http, status, code);
+  error.http = http;
+  tell_failure(error);
 }
 
 // Called when the client has gone.

@@ -1,8 +1,8 @@
 // One completion under way: from its body to the end of its answer.
 //
-// The body is prepared on the text thread (server/api/prepare.h). Each prompt then becomes a request of the engine; the
-// samples are the answer's choices. A completion of a session first opens the session, and writes it back before the
-// answer ends. Thread-safety: the I/O thread's alone, except prepare().
+// The body is prepared on the text thread (server/api/prepare.h), as its dialect reads it. Each prompt then becomes a
+// request of the engine; the samples are the answer's choices. A completion of a session first opens the session, and
+// writes it back before the answer ends. Thread-safety: the I/O thread's alone, except prepare().
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include "server/admin/traffic.h"
-#include "server/api/api_response.h"
+#include "server/api/dialect.h"
 #include "server/api/flight_record.h"
 #include "server/api/prepare.h"
 #include "server/api/samples.h"
@@ -39,9 +39,9 @@ struct FlightDeck {
 
 class Flight : public std::enable_shared_from_this<Flight> {
  public:
-  // A flight lives as long as a callback refers to it. `head`: needs id and time; the rest is filled in. `session`: of
-  // POST /v1/sessions/{id}; see Preparation.
-  Flight(const FlightDeck& deck, AnswerHead head, Exchange exchange, std::string session = {});
+  // A flight lives as long as a callback refers to it. `deck` and `dialect` must outlive it. `head`: needs id and time;
+  // the rest is filled in. `session`: of POST /v1/sessions/{id}; see Preparation.
+  Flight(const FlightDeck& deck, const Dialect& dialect, AnswerHead head, Exchange exchange, std::string session = {});
 
   void start();
 
@@ -65,18 +65,19 @@ class Flight : public std::enable_shared_from_this<Flight> {
   void answer();
   void fail(const Status& status);
   void fail(int http, const Status& status, std::string_view code);
-  void tell_failure(int http, const nlohmann::json& error);
+  void tell_failure(const ErrorText& error);
   void refuse(int http, const Status& status, std::string_view reason, std::string_view code = {});
   void end_without_memory();
   void leave();
   void release_all();
   std::string policy_so_far() const;
   void report_finished(std::string_view finish_reason, int http);
-  void add_extras(nlohmann::json& answer) const;
+  nlohmann::json extras() const;
 
   const ApiRequest& request() const { return ready_.request; }
 
   const FlightDeck& deck_;
+  const Dialect& dialect_;
   AnswerHead head_;
   Exchange exchange_;
   std::string session_route_;
@@ -85,6 +86,7 @@ class Flight : public std::enable_shared_from_this<Flight> {
   Status preparation_;
   ReadyRequest ready_;
   Samples samples_{ready_};
+  AnswerPiece plain_;  // text that no parser reads; kept for its memory
   SessionHold session_;
   FlightRecord record_;
   bool streams_ = false;                 // the stream has begun

@@ -20,6 +20,10 @@ FlightRecord::FlightRecord(Traffic& traffic, const std::string& id, const Exchan
   record_.tenant = exchange.caller.tenant;
 }
 
+double FlightRecord::seconds() const {
+  return seconds_between(arrived_, Clock::now());
+}
+
 void FlightRecord::note_event() {
   if (!std::exchange(began_, true)) first_event_ = Clock::now();
 }

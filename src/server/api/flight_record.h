@@ -20,6 +20,7 @@ class FlightRecord {
   FlightRecord(Traffic& traffic, const std::string& id, const Exchange& exchange);
 
   Clock::time_point arrived() const { return arrived_; }
+  double seconds() const;                // since then
   bool began() const { return began_; }  // the request has had a pass
 
   void set_samples(int samples) { record_.samples = samples; }  // for all prompts

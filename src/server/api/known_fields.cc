@@ -18,7 +18,6 @@ struct RefusedField {
 };
 
 constexpr const char* kOmit = "omit it";
-constexpr const char* kNoGrammar = "omit it, and say the format in the prompt";
 constexpr const char* kNoTools = "omit it";
 
 constexpr RefusedField kRefused[] = {
@@ -28,15 +27,7 @@ constexpr RefusedField kRefused[] = {
     {"functions", "", kNoTools},
     {"function_call", R"("none")", kNoTools},
     // Formats of the answer.
-    {"response_format", R"({"type":"text"})", kNoGrammar},
-    {"structured_outputs", "", kNoGrammar},
-    {"guided_json", "", kNoGrammar},
-    {"guided_regex", "", kNoGrammar},
-    {"guided_choice", "", kNoGrammar},
-    {"guided_grammar", "", kNoGrammar},
-    {"grammar", "", kNoGrammar},
-    {"json_schema", "", kNoGrammar},
-    {"format", "", kNoGrammar},
+    {"format", "", "use 'response_format'"},
     // Other forms of input and output.
     {"audio", "", kOmit},
     {"images", "", kOmit},
@@ -141,18 +132,6 @@ Status check_hints(const Fields& fields) {
   if (const Json* verbosity = fields.find("verbosity"); verbosity != nullptr && *verbosity != "medium")
     return refuse_value("verbosity", *verbosity, "say in the messages how long the answer should be");
   return {};
-}
-
-std::string ignored_value(std::span<const std::string> names) {
-  constexpr std::size_t kMostNamed = 16;
-  constexpr std::size_t kLongestName = 64;
-  std::string value;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    if (i > 0) value += ", ";
-    if (i == kMostNamed) return value + "...";
-    for (const char c : names[i].substr(0, kLongestName)) value += c > ' ' && c <= '~' && c != ',' ? c : '?';
-  }
-  return value;
 }
 
 }  // namespace kvasir::server

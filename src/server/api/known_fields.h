@@ -5,9 +5,6 @@
 // (`metadata`, `user`), is named. Thread-safety: pure functions.
 #pragma once
 
-#include <span>
-#include <string>
-
 #include "kvasir/status.h"
 #include "server/api/json_fields.h"
 
@@ -20,9 +17,5 @@ Status refuse_known(const Fields& body, bool chat);
 // Checks fields that change nothing: metadata, store, service_tier, verbosity, prompt_cache_key, user,
 // safety_identifier. Errors: kInvalidArgument for a malformed one; kUnsupported for a value that asks for something.
 Status check_hints(const Fields& body);
-
-inline constexpr const char* kIgnoredHeader = "X-Kvasir-Ignored";
-// Returns the header's value: the names, shortened and printable; "..." stands for those beyond the 16th.
-std::string ignored_value(std::span<const std::string> names);
 
 }  // namespace kvasir::server

@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "retention/policy_spec.h"
+#include "server/api/raw_member.h"
 
 namespace kvasir::server {
 namespace {
@@ -196,6 +197,27 @@ Result<ReadyPrompt> ready_prompt(const StepThread& steps, const ApiRequest& requ
   return ready;
 }
 
+// Refuses what the engine cannot do yet, instead of leaving it out of the prompt.
+Status check_tools(const RequestOptions& options) {
+  bool tools = !options.tools.empty();
+  for (const Message& message : options.messages)
+    tools = tools || !message.tool_calls.empty() || message.role == "tool";
+  if (!tools) return {};
+  return unsupported("tools are not supported here; omit 'tools' and messages about their calls").about({"tools"});
+}
+
+Status compile_grammar(const ModelText& text, std::string_view body, ApiRequest& request) {
+  if (!request.grammar) return {};
+  if (!request.grammar_path.empty()) request.grammar->text = raw_member(body, request.grammar_path);
+  Result<std::shared_ptr<const Grammar>> grammar = text.compile(*request.grammar);
+  if (!grammar.ok())
+    return grammar.status()
+        .with_message(fmt::format("'{}': {}", request.grammar_field, grammar.status().message()))
+        .about({request.grammar_field});
+  request.options.generate.grammar = std::move(*grammar);
+  return {};
+}
+
 }  // namespace
 
 Status in_body(const Status& status) {
@@ -251,6 +273,12 @@ Status in_body(const Status& status) {
   return Status(status).about({});
 }
 
+Result<PromptTokens> encode_request_text(const ModelText& text, const RequestOptions& options) {
+  KVASIR_RETURN_IF_ERROR(check_tools(options));
+  Result<PromptTokens> prompt = text.encode_prompt(options);
+  return prompt.ok() ? std::move(prompt) : in_body(prompt.status());
+}
+
 Status unknown_model(const std::string& wanted, const std::string& served) {
   return make_status(StatusCode::kNotFound, "there is no model '{}' here; there is '{}'", wanted.substr(0, 200), served)
       .about({"model"});
@@ -274,11 +302,17 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
       json["max_tokens"] = 0;
       if (ready.restores_only) json["prompt"] = "-";  // which is not read
     }
-    const bool chat = common.session.empty() ? common.chat : json.contains("messages");
-    KVASIR_ASSIGN_OR_RETURN(ready.request, read_request(json, chat, common.sampling));
+    const ReadContext context{common.exchange->request, common.exchange->caller, steps.text(), common.sampling};
+    KVASIR_ASSIGN_OR_RETURN(ReadBody read, common.dialect->read(json, context));
+    ready.request = std::move(read.request);
+    ready.writer = std::move(read.writer);
+    ready.at_once = std::move(read.at_once);
+    if (!ready.at_once.empty()) return ready;
     if (!ready.request.session.empty()) KVASIR_RETURN_IF_ERROR(check_no_prefix(json, ready.request.hints));
   }
   RequestOptions& options = ready.request.options;
+  KVASIR_RETURN_IF_ERROR(check_tools(options));
+  KVASIR_RETURN_IF_ERROR(compile_grammar(steps.text(), body, ready.request));
   if (!ready.request.session.empty()) {
     KVASIR_RETURN_IF_ERROR(check_session_text(ready.request));
     // Only the session knows how much of its context is left; generation ends when it is used up.
@@ -292,7 +326,7 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
   options.policy = with_demotion(options.policy, std::exchange(options.demote, {}));
   if (ready.request.chat) {
     KVASIR_ASSIGN_OR_RETURN(ready.prompts.emplace_back(), ready_prompt(steps, ready.request, options));
-    options.protect = ready.prompts.back().prompt.system_tokens;
+    options.protect = std::max(options.protect, ready.prompts.back().prompt.system_tokens);
     options.messages.clear();
     options.template_arguments.clear();
   }
@@ -304,7 +338,8 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
     KVASIR_ASSIGN_OR_RETURN(ready.prompts.emplace_back(), ready_prompt(steps, ready.request, std::move(one)));
   }
   ready.request.prompts.clear();
-  if (ready.prompts.size() > 1) KVASIR_RETURN_IF_ERROR(check_all_fit(steps, options, common.tenant, ready.prompts));
+  if (ready.prompts.size() > 1)
+    KVASIR_RETURN_IF_ERROR(check_all_fit(steps, options, common.exchange->caller.tenant_number, ready.prompts));
   if (options.generate.max_tokens < 0)
     for (ReadyPrompt& prompt : ready.prompts) KVASIR_RETURN_IF_ERROR(limit(steps, options, prompt));
   KVASIR_RETURN_IF_ERROR(check_reports(ready));

@@ -3,11 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "server/api/api_request.h"
+#include "server/api/dialect.h"
 #include "server/threads/step_thread.h"
 
 namespace kvasir::server {
@@ -26,21 +27,26 @@ struct ReadyRequest {
   bool restores_only = false;        // restores a session, without text to run
   ApiRequest request;                // without prompts and messages, unless it continues a session
   std::vector<ReadyPrompt> prompts;  // empty for a session's request, whose tokens depend on the session
+  std::unique_ptr<AnswerWriter> writer;
+  std::string at_once;  // see ReadBody
 };
 
 // The settings that all requests have in common.
 struct Preparation {
   std::string policy;        // of requests that name none; empty: the engine's default
   SamplingOptions sampling;  // of requests that give no temperature
-  bool chat = false;
-  int tenant = 0;  // the tenant whose ceiling prompts must fit
+  const Dialect* dialect = nullptr;
+  const Exchange* exchange = nullptr;  // its caller's ceiling prompts must fit; only its answer may change meanwhile
   // The session of POST /v1/sessions/{id}, whose text is read without generating; without text the session is only
   // restored. "" for completions.
   std::string session;
 };
 
-// Errors: as read_request and ModelText::encode_prompt.
+// Errors: as Dialect::read, ModelText::encode_prompt and ModelText::compile.
 Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, const StepThread& steps);
+
+// Returns the tokens of a request's messages or prompt. Errors: as ModelText::encode_prompt, about fields of the body.
+Result<PromptTokens> encode_request_text(const ModelText& text, const RequestOptions& options);
 
 // Returns the error with the engine's settings replaced by a body's fields; drops settings that no field corresponds
 // to.

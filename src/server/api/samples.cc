@@ -30,6 +30,7 @@ Choice Samples::choice_of(std::size_t part, std::size_t sample) const {
   Choice choice;
   choice.index = static_cast<int>(part) * request_.request.n + static_cast<int>(sample);
   choice.result = &parts_[part].samples[sample].result;
+  choice.parts = parts_[part].samples[sample].parts;
   if (part < request_.prompts.size()) {
     choice.echo = request_.prompts[part].echo;
     choice.pieces = request_.prompts[part].pieces;
@@ -39,6 +40,13 @@ Choice Samples::choice_of(std::size_t part, std::size_t sample) const {
   if (choice.most_tokens < 0 && !request_.request.token_limit_given)
     choice.most_tokens = request_.request.options.generate.max_tokens;
   return choice;
+}
+
+std::vector<Choice> Samples::all_choices() const {
+  std::vector<Choice> all;
+  for (std::size_t part = 0; part < parts_.size(); ++part)
+    for (std::size_t sample = 0; sample < parts_[part].samples.size(); ++sample) all.push_back(choice_of(part, sample));
+  return all;
 }
 
 std::vector<Choice> Samples::best_choices() const {

@@ -17,7 +17,7 @@ class Samples {
  public:
   struct Sample {
     GenerateResult result;
-    std::size_t offset = 0;  // characters of its text sent so far
+    std::vector<AnswerPiece> parts;  // see Choice::parts
     std::chrono::steady_clock::time_point newest_text;
     std::int64_t texts = 0;  // number of texts sent; each has at least one token
   };
@@ -43,6 +43,8 @@ class Samples {
 
   // The choice of a sample. REQUIRES: every sample is a choice.
   Choice choice_of(std::size_t part, std::size_t sample) const;
+  // The choices of all samples. REQUIRES: as choice_of.
+  std::vector<Choice> all_choices() const;
   // The `n` best of each part, in order.
   std::vector<Choice> best_choices() const;
   // The usage so far: for samples that have not ended, the tokens read and sent.

@@ -6,7 +6,7 @@
 
 namespace kvasir::server {
 
-void answer_on(TextThread& texts, Exchange exchange, std::function<Result<std::string>(const Exchange&)> work,
+void answer_on(TextThread& texts, Exchange exchange, std::function<Result<std::string>(Exchange&)> work,
                std::function<void()> done) {
   const auto result = std::make_shared<std::optional<Result<std::string>>>();
   const auto shared = std::make_shared<Exchange>(std::move(exchange));
@@ -23,7 +23,7 @@ void answer_on(TextThread& texts, Exchange exchange, std::function<Result<std::s
             status.settings().front() == "model")
           return shared->refuse(404, status.message(), "model_not_found");
         if (!body.ok()) return shared->refuse(status);
-        shared->send_json(200, std::move(*body));
+        shared->send_json(200, std::move(*body), shared->fields);
       },
       shared->caller.tenant);
   if (queued.ok()) return;

@@ -11,9 +11,9 @@
 
 namespace kvasir::server {
 
-// Runs `work` on the text thread, and sends the body that it returns, or an error. Before that, `done` (may be empty)
-// runs once on the I/O thread, also if the request is refused.
-void answer_on(TextThread& texts, Exchange exchange, std::function<Result<std::string>(const Exchange&)> work,
+// Runs `work` on the text thread, and sends the body that it returns, with Exchange::fields, or an error. Before that,
+// `done` (may be empty) runs once on the I/O thread, also if the request is refused.
+void answer_on(TextThread& texts, Exchange exchange, std::function<Result<std::string>(Exchange&)> work,
                std::function<void()> done = {});
 
 }  // namespace kvasir::server

@@ -66,6 +66,7 @@ Result<Json> TextRoutes::parse(const Exchange& exchange) const {
 
 Result<std::string> TextRoutes::tokenize(const Exchange& exchange) const {
   KVASIR_ASSIGN_OR_RETURN(Json json, parse(exchange));
+  if (find_field(json, "content") != nullptr) return tokenize_content(json);
   const bool chat = find_field(json, "messages") != nullptr;
   if (chat && find_field(json, "prompt") != nullptr)
     return invalid_argument("'prompt' and 'messages' are both given; omit one of them").about({"prompt"});
@@ -98,6 +99,29 @@ Result<std::string> TextRoutes::tokenize(const Exchange& exchange) const {
   return text_of(answer);
 }
 
+// As llama-server: a piece that is no text is a list of its bytes.
+Result<std::string> TextRoutes::tokenize_content(const Json& json) const {
+  bool special = false, parse_special = true, pieces = false;
+  std::string content;
+  for (const char* field : {"prompt", "messages"})
+    if (find_field(json, field) != nullptr)
+      return invalid_argument("'content' and '{}' are both given; omit one of them", field).about({"content"});
+  KVASIR_RETURN_IF_ERROR(read_field(json, "content", content));
+  KVASIR_RETURN_IF_ERROR(read_field(json, "add_special", special));
+  KVASIR_RETURN_IF_ERROR(read_field(json, "parse_special", parse_special));
+  KVASIR_RETURN_IF_ERROR(read_field(json, "with_pieces", pieces));
+  KVASIR_ASSIGN_OR_RETURN(const auto tokens, steps_.text().encode(content, special, parse_special));
+  if (!pieces) return text_of({{"tokens", tokens}});
+  Json list = Json::array();
+  for (const std::int32_t token : tokens) {
+    KVASIR_ASSIGN_OR_RETURN(const std::string bytes, steps_.text().bytes_of(token));
+    Json piece = bytes;
+    if (token_name(bytes) != bytes) piece = std::vector<std::uint8_t>(bytes.begin(), bytes.end());
+    list.push_back({{"id", token}, {"piece", std::move(piece)}});
+  }
+  return text_of({{"tokens", std::move(list)}});
+}
+
 Result<std::string> TextRoutes::detokenize(const Exchange& exchange) const {
   KVASIR_ASSIGN_OR_RETURN(const Json json, parse(exchange));
   const Json* list = find_field(json, "tokens");
@@ -110,7 +134,7 @@ Result<std::string> TextRoutes::detokenize(const Exchange& exchange) const {
     tokens.push_back(static_cast<std::int32_t>(*token));
   }
   KVASIR_ASSIGN_OR_RETURN(std::string prompt, steps_.text().decode(tokens, true));
-  return text_of({{"prompt", std::move(prompt)}});
+  return text_of({{"prompt", prompt}, {"content", prompt}});
 }
 
 Result<std::string> TextRoutes::render_completion(const Exchange& exchange) const {

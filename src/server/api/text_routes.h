@@ -2,7 +2,9 @@
 //
 //   POST /tokenize                      {prompt | messages, add_special_tokens, return_token_strs}
 //                                       -> {"tokens": [...], "count", "max_model_len", "token_strs"?}
-//   POST /detokenize                    {tokens} -> {"prompt"}
+//                                       {content, add_special, with_pieces}, as llama-server
+//                                       -> {"tokens": [...]}, or of {"id", "piece"}
+//   POST /detokenize                    {tokens} -> {"prompt", "content"}, which are the same
 //   POST /v1/completions/render         a completion's body -> [{"token_ids": [...]}], one for each prompt
 //   POST /v1/chat/completions/render    a chat's body -> {"token_ids": [...]}
 //   POST /v1/kv/plan                    {prompt | messages | prompt_tokens, max_tokens, n, kv: {policy}} -> the memory;
@@ -37,6 +39,7 @@ class TextRoutes {
   void add(Router& router, std::string_view path, Work work);
   Result<nlohmann::json> parse(const Exchange& exchange) const;
   Result<std::string> tokenize(const Exchange& exchange) const;
+  Result<std::string> tokenize_content(const nlohmann::json& json) const;
   Result<std::string> detokenize(const Exchange& exchange) const;
   Result<std::string> render_completion(const Exchange& exchange) const;
   Result<std::string> render_chat(const Exchange& exchange) const;

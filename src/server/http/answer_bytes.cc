@@ -12,7 +12,7 @@ void AnswerBytes::begin(bool in_chunks, bool head_only) {
   own_fields_.clear();
   in_chunks_ = in_chunks;
   head_only_ = head_only;
-  streams_ = ended_ = false;
+  streams_ = events_ = ended_ = false;
 }
 
 void AnswerBytes::add_fields(const HttpFields& fields) {
@@ -31,14 +31,18 @@ void AnswerBytes::send(int status, std::string_view type, std::string_view body,
   ended_ = true;
 }
 
-void AnswerBytes::begin_stream(const HttpFields& fields, bool keep_alive) {
+void AnswerBytes::begin_stream(const HttpFields& fields, std::string_view type, bool keep_alive) {
   streams_ = true;
+  events_ = type == kServerSentEvents;
   HttpFields all = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
   all.insert(all.end(), own_fields_.begin(), own_fields_.end());
   all.insert(all.end(), fields.begin(), fields.end());
-  next_ +=
-      answer_head(200, "text/event-stream", in_chunks_ ? BodyEnd::kChunks : BodyEnd::kConnection, 0, all, keep_alive);
+  next_ += answer_head(200, type, in_chunks_ ? BodyEnd::kChunks : BodyEnd::kConnection, 0, all, keep_alive);
   ended_ = head_only_;
+}
+
+std::string_view AnswerBytes::filler() const {
+  return events_ ? ": waiting\n\n" : " ";
 }
 
 void AnswerBytes::write(std::string_view bytes) {

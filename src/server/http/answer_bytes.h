@@ -18,6 +18,9 @@ class AnswerBytes {
 
   bool in_chunks() const { return in_chunks_; }
   bool streams() const { return streams_; }
+  // Returns bytes that no reader of the stream minds between two writes: a comment in server-sent events, a space in
+  // front of a line of JSON.
+  std::string_view filler() const;
   // Whether the answer is complete. It may not be written yet.
   bool ended() const { return ended_; }
 
@@ -25,7 +28,7 @@ class AnswerBytes {
   // begin_stream: !streams(); write and end: streams().
   void add_fields(const HttpFields& fields);
   void send(int status, std::string_view type, std::string_view body, const HttpFields& fields, bool keep_alive);
-  void begin_stream(const HttpFields& fields, bool keep_alive);
+  void begin_stream(const HttpFields& fields, std::string_view type, bool keep_alive);
   void write(std::string_view bytes);
   void end();
 
@@ -43,6 +46,7 @@ class AnswerBytes {
   bool in_chunks_ = false;
   bool head_only_ = false;
   bool streams_ = false;
+  bool events_ = false;  // the stream is one of server-sent events
   bool ended_ = false;
   std::string out_, next_;   // bytes being written, and bytes behind them
   std::size_t written_ = 0;  // of out_

@@ -29,7 +29,6 @@ using Error = boost::system::error_code;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kReadBytes = 64 << 10;
-constexpr std::string_view kComment = ": waiting\n\n";  // which no reader of a stream minds
 
 // Enforces a least rate. The bytes are divided into parts of rate * time bytes, each of which may take `time`. Bytes
 // that come early give no extra time to later parts.
@@ -98,7 +97,7 @@ class Connection final : public HttpConnection, public std::enable_shared_from_t
   bool is_closed() const { return state_ == State::kClosed; }
   void add_fields(const HttpFields& fields);
   void send(int status, std::string_view type, std::string_view body, const HttpFields& fields);
-  void begin_stream(const HttpFields& fields);
+  void begin_stream(const HttpFields& fields, std::string_view type);
   void write(std::string_view bytes);
   void end();
   void on_closed(std::function<void()> callback) { closed_ = std::move(callback); }
@@ -158,8 +157,8 @@ class Answer final : public HttpAnswer {
   void send(int status, std::string_view type, std::string body, const HttpFields& fields) override {
     if (const auto connection = mine()) connection->send(status, type, body, fields);
   }
-  void begin_stream(const HttpFields& fields) override {
-    if (const auto connection = mine()) connection->begin_stream(fields);
+  void begin_stream(const HttpFields& fields, std::string_view type) override {
+    if (const auto connection = mine()) connection->begin_stream(fields, type);
   }
   void write(std::string_view bytes) override {
     if (const auto connection = mine()) connection->write(bytes);
@@ -362,11 +361,11 @@ void Connection::cut_off() {
 void Connection::noticed(ClientWatch::Sign sign) {
   if (sign == ClientWatch::Sign::kGone) return close();
   if (sign == ClientWatch::Sign::kHere) {
-    if (Clock::now() - said_ >= shared_.limits.heartbeat) write(kComment);
+    if (Clock::now() - said_ >= shared_.limits.heartbeat) write(answer_.filler());
     return;
   }
   keep_alive_ = false;
-  if (answer_.streams()) return write(kComment);
+  if (answer_.streams()) return write(answer_.filler());
   if (!answer_.in_chunks()) return close();  // HTTP/1.0 has no interim answers: the client counts as gone
   answer_.add_continue();
   write_more();
@@ -384,10 +383,10 @@ void Connection::send(int status, std::string_view type, std::string_view body, 
   write_more();
 }
 
-void Connection::begin_stream(const HttpFields& fields) {
+void Connection::begin_stream(const HttpFields& fields, std::string_view type) {
   if (answer_.streams()) return;
   keep_alive_ = keep_alive_ && answer_.in_chunks() && !shared_.draining;
-  answer_.begin_stream(fields, keep_alive_);
+  answer_.begin_stream(fields, type, keep_alive_);
   said_ = Clock::now();
   write_more();
 }

@@ -72,6 +72,8 @@ inline constexpr std::string_view kCutOff =
     "this one is back";
 inline constexpr std::string_view kShutdown = "shutdown";
 
+inline constexpr std::string_view kServerSentEvents = "text/event-stream";
+
 // The answer to one request: either send(), or begin_stream(), write() any number of times, and end(). Calls after the
 // connection closed have no effect. Dropping an answer that was not finished closes the connection.
 class HttpAnswer {
@@ -80,8 +82,8 @@ class HttpAnswer {
   // Adds fields to the header that send or begin_stream writes later, replacing those of the same name.
   virtual void add_fields(const HttpFields& fields) = 0;
   virtual void send(int status, std::string_view content_type, std::string body, const HttpFields& fields = {}) = 0;
-  // Begins a stream of server-sent events, with status 200.
-  virtual void begin_stream(const HttpFields& fields = {}) = 0;
+  // Begins a stream, with status 200: of server-sent events, or of lines of JSON.
+  virtual void begin_stream(const HttpFields& fields = {}, std::string_view content_type = kServerSentEvents) = 0;
   // Adds bytes to the stream.
   virtual void write(std::string_view bytes) = 0;
   virtual void end() = 0;

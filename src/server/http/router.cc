@@ -40,8 +40,12 @@ std::string decoded(std::string_view segment) {
   return text;
 }
 
-void send(HttpAnswer& answer, const Refusal& refusal) {
-  answer.send(refusal.http, kJson, text_of(error_of(refusal.http, refusal.message, refusal.code)), refusal.fields);
+std::string error_body(ErrorForm form, const ErrorText& error) {
+  return form != nullptr ? form(error) : text_of(error_of(error));
+}
+
+void send(HttpAnswer& answer, const Refusal& refusal, ErrorForm form = nullptr) {
+  answer.send(refusal.http, kJson, error_body(form, {refusal.http, refusal.message, refusal.code, {}}), refusal.fields);
 }
 
 Refusal operators_only() {
@@ -67,18 +71,23 @@ void Exchange::send_json(int http, std::string body, const HttpFields& fields) c
 }
 
 void Exchange::refuse(int http, std::string_view message, std::string_view code, const HttpFields& fields) const {
-  send_json(http, text_of(error_of(http, message, code)), fields);
+  refuse({http, std::string(message), std::string(code), {}}, fields);
 }
 
 void Exchange::refuse(const Status& status) const {
-  send_json(http_status(status), text_of(error_of(status)));
+  refuse(error_text(status));
 }
 
-void Router::add(std::string_view method, std::string_view path, RouteHandler handler, Access access) {
+void Exchange::refuse(const ErrorText& error, const HttpFields& fields) const {
+  send_json(error.http, error_body(error_form, error), fields);
+}
+
+void Router::add(std::string_view method, std::string_view path, RouteHandler handler, Access access,
+                 ErrorForm error_form) {
   const bool slashes = path.ends_with(kPath);
   const bool parameter = slashes || path.ends_with(kParameter);
   if (parameter) path.remove_suffix(slashes ? kPath.size() : kParameter.size());
-  Route route{std::string(method), std::string(path), parameter, slashes, access, std::move(handler)};
+  Route route{std::string(method), std::string(path), parameter, slashes, access, std::move(handler), error_form};
   routes_.push_back(std::move(route));
 }
 
@@ -127,10 +136,13 @@ void Router::handle(HttpRequest request, std::shared_ptr<HttpAnswer> answer) con
   Caller caller;
   caller.sees_all = gate_ == nullptr;
   if (gate_ != nullptr && found.route->access != Access::kAll) {
-    if (const std::optional<Refusal> refusal = gate_->check(request, caller)) return send(*answer, *refusal);
-    if (found.route->access == Access::kOperators && !caller.sees_all) return send(*answer, operators_only());
+    if (const std::optional<Refusal> refusal = gate_->check(request, caller))
+      return send(*answer, *refusal, found.route->error_form);
+    if (found.route->access == Access::kOperators && !caller.sees_all)
+      return send(*answer, operators_only(), found.route->error_form);
   }
-  found.route->handler({std::move(request), std::move(answer), std::move(caller), std::move(found.parameter)});
+  found.route->handler(
+      {std::move(request), std::move(answer), std::move(caller), std::move(found.parameter), found.route->error_form});
 }
 
 std::optional<std::string> Router::admit(const HttpRequest& request, HttpAnswer& answer) const {
@@ -144,7 +156,7 @@ std::optional<std::string> Router::admit(const HttpRequest& request, HttpAnswer&
     refusal = gate_->identify(request, caller);
   }
   if (!refusal) return caller.tenant.empty() ? request.address : caller.tenant;
-  send(answer, *refusal);
+  send(answer, *refusal, found.route != nullptr ? found.route->error_form : nullptr);
   return std::nullopt;
 }
 

@@ -50,7 +50,9 @@ class Router {
 
   // `path` is literal, except for a last segment "{id}", which stands for any text without '/', percent-decoded, or
   // "{path}", which stands for any text. HEAD is answered as GET.
-  void add(std::string_view method, std::string_view path, RouteHandler handler, Access access = Access::kCallers);
+  // `error_form`: of the refusals of the gate and of the handler; null: OpenAI's.
+  void add(std::string_view method, std::string_view path, RouteHandler handler, Access access = Access::kCallers,
+           ErrorForm error_form = nullptr);
 
   void handle(HttpRequest request, std::shared_ptr<HttpAnswer> answer) const;
 
@@ -66,6 +68,7 @@ class Router {
     bool slashes = false;  // the parameter may contain '/'
     Access access = Access::kCallers;
     RouteHandler handler;
+    ErrorForm error_form = nullptr;
   };
 
   struct Match {

@@ -1,0 +1,102 @@
+#include "server/dialects/llama_options.h"
+
+#include <fmt/core.h>
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "base/status.h"
+#include "server/api/json_fields.h"
+#include "server/dialects/fields.h"
+
+namespace kvasir::server {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kWidestWindow = 65'536;
+
+// Reads a number of tokens of which -1 stands for the whole context.
+Status read_window(const Json& options, const char* field, int& window) {
+  KVASIR_RETURN_IF_ERROR(read_whole(options, field, -1, kWidestWindow, window));
+  if (window < 0) window = kWidestWindow;
+  return {};
+}
+
+// Samplers that the engine does not have, with the values that turn them off.
+Status refuse_samplers(const Json& options) {
+  constexpr std::pair<const char*, double> kOff[] = {{"typical_p", 1},      {"tfs_z", 1},
+                                                     {"mirostat", 0},       {"xtc_probability", 0},
+                                                     {"dynatemp_range", 0}, {"adaptive_target", -1}};
+  for (const auto& [field, off] : kOff) {
+    std::optional<double> value;
+    if (const Json* found = find_field(options, field); found != nullptr) {
+      double number = 0;
+      KVASIR_RETURN_IF_ERROR(read_field(options, field, number));
+      value = number;
+    }
+    if (value && *value != off)
+      return not_done(field, fmt::format("is not supported here; omit it, or give {}, which turns it off", off));
+  }
+  double sigma = -1;
+  KVASIR_RETURN_IF_ERROR(read_field(options, "top_n_sigma", sigma));
+  if (sigma > 0) return not_done("top_n_sigma", "is not supported here; omit it, or give -1, which turns it off");
+  return refuse_fields(options, {"samplers", "dry_sequence_breakers"});
+}
+
+// Prints floats as short decimals: their conversion to double would show digits that nobody gave.
+Json short_number(float value) {
+  return Json::parse(fmt::format("{}", value));
+}
+
+}  // namespace
+
+Status read_llama_options(const Json& options, GenerateOptions& generate) {
+  SamplingOptions& sampling = generate.sampling;
+  KVASIR_RETURN_IF_ERROR(refuse_samplers(options));
+  KVASIR_RETURN_IF_ERROR(read_field(options, "temperature", sampling.temperature));
+  if (sampling.temperature < 0) sampling.temperature = 0;  // greedy
+  KVASIR_RETURN_IF_ERROR(read_whole(options, "top_k", -1, 1 << 30, sampling.top_k));
+  if (sampling.top_k < 0) sampling.top_k = 0;  // all
+  KVASIR_RETURN_IF_ERROR(read_field(options, "top_p", sampling.top_p));
+  KVASIR_RETURN_IF_ERROR(read_field(options, "min_p", sampling.min_p));
+  KVASIR_RETURN_IF_ERROR(read_field(options, "repeat_penalty", sampling.repetition_penalty));
+  KVASIR_RETURN_IF_ERROR(read_window(options, "repeat_last_n", sampling.penalty_window));
+  KVASIR_RETURN_IF_ERROR(read_field(options, "presence_penalty", sampling.presence_penalty));
+  KVASIR_RETURN_IF_ERROR(read_field(options, "frequency_penalty", sampling.frequency_penalty));
+  KVASIR_RETURN_IF_ERROR(read_field(options, "dry_multiplier", sampling.dry_multiplier));
+  KVASIR_RETURN_IF_ERROR(read_field(options, "dry_base", sampling.dry_base));
+  KVASIR_RETURN_IF_ERROR(read_whole(options, "dry_allowed_length", 1, 1024, sampling.dry_allowed_length));
+  int window = sampling.dry_window;
+  KVASIR_RETURN_IF_ERROR(read_window(options, "dry_penalty_last_n", window));
+  if (window == 0) sampling.dry_multiplier = 0;
+  if (window > 0) sampling.dry_window = window;
+  // -1 asks for a random seed.
+  if (const Json* seed = find_field(options, "seed"); seed == nullptr || *seed != -1)
+    KVASIR_RETURN_IF_ERROR(read_seed_field(options, sampling));
+  return read_texts(options, "stop", generate.stop);
+}
+
+Json llama_settings(const GenerateOptions& generate) {
+  const SamplingOptions& sampling = generate.sampling;
+  return {{"seed", sampling.seed},
+          {"temperature", short_number(sampling.temperature)},
+          {"top_k", sampling.top_k},
+          {"top_p", short_number(sampling.top_p)},
+          {"min_p", short_number(sampling.min_p)},
+          {"repeat_last_n", sampling.penalty_window},
+          {"repeat_penalty", short_number(sampling.repetition_penalty)},
+          {"presence_penalty", short_number(sampling.presence_penalty)},
+          {"frequency_penalty", short_number(sampling.frequency_penalty)},
+          {"dry_multiplier", short_number(sampling.dry_multiplier)},
+          {"dry_base", short_number(sampling.dry_base)},
+          {"dry_allowed_length", sampling.dry_allowed_length},
+          {"dry_penalty_last_n", sampling.dry_window},
+          {"n_predict", generate.max_tokens},
+          {"max_tokens", generate.max_tokens},
+          {"ignore_eos", generate.ignore_eos},
+          {"stop", generate.stop}};
+}
+
+}  // namespace kvasir::server

@@ -1,0 +1,146 @@
+"""Clients of Anthropic, Ollama, OpenAI (responses) and LiteLLM against `kvasir serve`: dialects_clients_check.py KVASIR MODEL
+
+Each client's text is that of OpenAI's chat route. The packages are installed beside the build once, from dialects/requirements.txt;
+where that fails, the check is skipped (77).
+"""
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "server"))
+from live_server import LiveServer  # noqa: E402
+
+HI = [{"role": "user", "content": "Who are you?"}]
+
+
+def install(build):
+    """Makes the clients importable."""
+    listed = HERE / "dialects" / "requirements.txt"
+    name = hashlib.sha256(listed.read_bytes() + sys.version.encode()).hexdigest()[:12]
+    folder = build / f"dialect_clients-{name}"
+    if not folder.exists():
+        part = pathlib.Path(f"{folder}.{os.getpid()}")
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--no-compile",
+               "--only-binary", ":all:", "--timeout", "20", "--retries", "1", "--target", str(part), "--requirement", str(listed)]
+        try:
+            ran = subprocess.run(pip, capture_output=True, text=True, timeout=600)
+            problem = None if ran.returncode == 0 else (ran.stderr.strip().splitlines() or ["pip failed"])[-1]
+        except subprocess.TimeoutExpired:
+            problem = "pip took more than 10 minutes"
+        if problem:
+            shutil.rmtree(part, ignore_errors=True)
+            print(f"skipped: pip could not install the clients ({problem[:200]})")
+            sys.exit(77)
+        with contextlib.suppress(OSError):  # another run was faster
+            part.rename(folder)
+        shutil.rmtree(part, ignore_errors=True)
+    sys.path.insert(0, str(folder))
+
+
+def check_anthropic(url, want):
+    import anthropic
+    client = anthropic.Anthropic(base_url=url, api_key="none")
+    plain = {"model": "m", "max_tokens": 12, "extra_body": {"temperature": 0}}
+    whole = client.messages.create(messages=HI, **plain)
+    assert whole.content[0].text == want and whole.stop_reason == "max_tokens" and whole.usage.output_tokens == 12, whole
+    with client.messages.stream(messages=HI, **plain) as stream:
+        assert "".join(stream.text_stream) == want
+        final = stream.get_final_message()
+    assert final.content[0].text == want and final.usage.input_tokens == whole.usage.input_tokens, final
+    assert client.messages.count_tokens(model="m", messages=HI).input_tokens == whole.usage.input_tokens
+    stopped = client.messages.create(messages=HI, stop_sequences=[want[4:7]], **plain)
+    assert stopped.stop_reason == "stop_sequence" and stopped.stop_sequence == want[4:7], stopped
+    with expect(anthropic.NotFoundError):
+        client.messages.create(model="other", max_tokens=1, messages=HI)
+    with expect(anthropic.BadRequestError):
+        client.messages.create(model="m", max_tokens=1, messages=[{"role": "user", "content": [{"type": "image", "source": {
+            "type": "url", "url": "https://example.com/x.png"}}]}])
+
+
+def check_ollama(url, want):
+    import ollama
+    client = ollama.Client(host=url)
+    options = {"num_predict": 12, "temperature": 0}
+    assert client.list().models[0].model == "m" and client.ps().models[0].model == "m"
+    assert "completion" in client.show("m").capabilities
+    whole = client.chat("m", HI, options=options)
+    assert whole.message.content == want and whole.done_reason == "length" and whole.eval_count == 12, whole
+    parts = list(client.chat("m:latest", HI, options=options, stream=True))
+    assert "".join(part.message.content for part in parts) == want and [part.done for part in parts][-1] is True
+    assert client.generate("m", "Who are you?", options=options).response == want
+    with expect(ollama.ResponseError, 404):
+        client.chat("other", HI)
+    with expect(ollama.ResponseError, 400):
+        client.generate("m", "x", images=["aGk="])
+
+
+def check_openai_responses(url, want):
+    import openai
+    client = openai.OpenAI(base_url=url + "/v1", api_key="none")
+    plain = {"model": "m", "max_output_tokens": 12, "temperature": 0}
+    first = client.responses.create(input="Who are you?", metadata={"a": "b"}, **plain)
+    assert first.output_text == want and first.status == "incomplete" and first.metadata == {"a": "b"}, first
+    assert client.responses.retrieve(first.id).output_text == want
+    text, kinds = "", []
+    with client.responses.stream(input=HI, **plain) as stream:
+        for event in stream:
+            kinds.append(event.type)
+            if event.type == "response.output_text.delta":
+                text += event.delta
+    assert text == want and kinds[0] == "response.created" and kinds[-1] == "response.incomplete", kinds
+    second = client.responses.create(input="Why?", previous_response_id=first.id, **plain)
+    chat = client.chat.completions.create(model="m", max_tokens=12, temperature=0, messages=[
+        *HI, {"role": "assistant", "content": want}, {"role": "user", "content": "Why?"}])
+    assert second.output_text == chat.choices[0].message.content
+    client.responses.delete(first.id)
+    with expect(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+    with expect(openai.BadRequestError):
+        client.responses.create(input="x", background=True, **plain)
+
+
+def check_litellm(url, want):
+    import litellm
+    litellm.suppress_debug_info = True
+    for model, base in (("openai/m", url + "/v1"), ("anthropic/m", url), ("ollama_chat/m", url)):
+        plain = {"model": model, "api_base": base, "api_key": "none", "messages": HI, "max_tokens": 12, "temperature": 0}
+        whole = litellm.completion(**plain)
+        assert whole.choices[0].message.content == want and whole.usage.completion_tokens == 12, (model, whole)
+        parts = [part.choices[0].delta.content or "" for part in litellm.completion(stream=True, **plain)]
+        assert "".join(parts) == want, (model, parts)
+
+
+@contextlib.contextmanager
+def expect(kind, status=None):
+    try:
+        yield
+    except kind as error:
+        assert status is None or error.status_code == status, error
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+
+
+def main():
+    kvasir, model = (pathlib.Path(each).resolve() for each in sys.argv[1:3])
+    install(kvasir.parent.parent)
+    os.environ.update(LITELLM_LOCAL_MODEL_COST_MAP="True", LITELLM_TELEMETRY="False")
+    with LiveServer(str(kvasir), str(model)) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        status, _, text = server.ask("POST", "/v1/chat/completions", {"messages": HI, "max_tokens": 12, "temperature": 0})
+        want = json.loads(text)["choices"][0]["message"]["content"]
+        for name, check in list(globals().items()):
+            if name.startswith("check_") and (len(sys.argv) < 4 or name in sys.argv[3:]):
+                began = time.monotonic()
+                check(url, want)
+                print(f"{name}: ok ({time.monotonic() - began:.1f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()
