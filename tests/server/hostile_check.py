@@ -196,13 +196,19 @@ ABSURD = [
     ("max_tokens", [-1, -(2**63), 2**63, 2**64, 10**400, 1.5, "5", True, [], {}, 1e30]),
     ("temperature", [-1, 1e38, 1e308, "1", [], True, 101]), ("top_p", [0, -1, 2, "x", 1e308]), ("min_p", [-1, 2]),
     ("top_k", [-2, 2**63, 1.5, "x"]), ("seed", [2**64, 1.5, "x", -(2**70), [1]]), ("n", [0, -1, 65, 2**40, 1.5, "2"]),
-    ("logprobs", [-1, 21, 10**9, True, "x"]), ("frequency_penalty", [11, -11, 1e300]), ("presence_penalty", [11, "x"]),
+    ("logprobs", [-1, 101, 10**9, True, "x"]), ("frequency_penalty", [11, -11, 1e300]), ("presence_penalty", [11, "x"]),
     ("repetition_penalty", [0, -1, 1e30]), ("stop", ["", [""], [1], {}, ["x"] * 1000000, [["x"]], 5]),
     ("stream", ["yes", 1, []]), ("stream_options", [5, "x", {"include_usage": 1}]), ("model", [5, []]),
     ("prompt", [None, "", [], {}, 5, True, [2**31], [-1], [1.5], [2**63], [10**9], ["a", 1], [None], [[[1]]], ["a"] * 10000]),
     ("kv", [5, "x", [], {"policy": 5}, {"policy": "x" * 1000000}, {"policy": "nosuch"}, {"policy": "streaming:window=-1"},
             {"policy": "streaming:window=99999999999999999999"}, {"policy": "streaming:window=nan"},
             {"policy": "h2o:" + "a=1," * 10000}, {"policy": "+" * 1000}, {"policy": "full+full+full"}, {"policy": "\0"}]),
+    ("min_tokens", [-1, 10**9, "x", 1.5]), ("stop_token_ids", [5, [-1], [2**31], [1.5], ["x"], [1] * 100000, {}]),
+    ("allowed_token_ids", [[], [-1], [10**9], list(range(70000)), "x"]), ("bad_words", ["x", [""], [5], ["x" * 10**6], ["x"] * 10**6]),
+    ("prompt_logprobs", [-1, 101, True]), ("truncate_prompt_tokens", [0, -2, 2**63, "x"]), ("truncation_side", ["up", 5]),
+    ("typical_p", [0, 2, "x"]), ("xtc_probability", [-1, 2]), ("top_n_sigma", [101, 1e308]), ("dynatemp_range", [-1, 101]),
+    ("repeat_last_n", [-2, 2**40, "x"]), ("dry_base", [0, 1e30]), ("logit_bias", [{"x": 1}, {"1": "x"}, [[1, 2]]]),
+    ("metadata", [5, {"a": 1}, {"a": "x" * 10**6}]), ("chat_template", ["{{ x }}", "{% for i in range(10**9) %}{% endfor %}"]),
     ("tools", [[{}]]), ("suffix", ["x"]), ("response_format", [{"type": "json_object"}])]
 
 # These may be answered; what counts is that they do no harm.
@@ -210,6 +216,8 @@ STRANGE = [
     {"seed": -1}, {"seed": 2**64 - 1}, {"seed": 5.0}, {"max_tokens": 0}, {"stop": ["x" * 100000] * 16}, {"prompt": "\0\0\0"},
     {"prompt": "\u202e\U0010ffff\ufeff"}, {"prompt": "<|im_start|><s></s>" * 100}, {"user": "x" * 1000000},
     {"prompt": "a" * 3000, "stop": ["a" * 3000]}, {"temperature": 1e-45}, {"temperature": 100, "top_k": 1}, {"n": 64},
+    {"bad_words": ["a " * 128] * 128}, {"truncate_prompt_tokens": 1}, {"truncate_prompt_tokens": -1},
+    {"allowed_token_ids": [2], "min_tokens": 1}, {"\r\nSet-Cookie: a=1": 1, "\0": 2, "x" * 100000: 3},
     {"logit_bias": {"1": 1e308}}, {"model": "x" * 1000000}, {"unknown": [[[]]] * 100000}, {"priority": 2**62},
     {"temperature": -0.0, "top_p": 1e-45}, {"top_k": 2**30, "temperature": 1}, {"logprobs": 20, "max_tokens": 20}, {"prompt": ["a", "b"]}, {"prompt": [[1], [2]]}]
 
