@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/status.h"
 #include "server/dialects/fields.h"
 #include "server/dialects/responses_request.h"
 
