@@ -224,7 +224,7 @@ def main(kvasir, model):
         server.process.kill()
     server = Server(kvasir, model, "--no-inspector")
     try:
-        assert server.ask("GET", "/")[0] == 404 and server.ask("GET", "/v1/kv/state")[0] == 404
+        assert server.ask("GET", "/")[2] == b"Kvasir is running\n" and server.ask("GET", "/v1/kv/state")[0] == 404
         assert server.end() == 0
     finally:
         server.process.kill()

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "base/status.h"
 #include "server/dialects/fields.h"
 
 namespace kvasir::server {

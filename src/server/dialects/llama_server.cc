@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/status.h"
 #include "server/dialects/llama_options.h"
 #include "server/dialects/llama_request.h"
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/hash.h"
+#include "base/status.h"
 #include "server/dialects/fields.h"
 #include "server/dialects/ollama_request.h"
 

@@ -43,8 +43,10 @@ class OpenAiWriter final : public AnswerWriter {
     std::string chunks;
     for (const AnswerPiece& piece : pieces) {
       if (piece.kind != AnswerPiece::Kind::kContent) continue;
-      chunks += event_of(
+      std::string chunk = event_of(
           text_chunk(head_, choice.index, piece.text, std::exchange(tokens, {}), logprobs_, offset_of(choice)));
+      if (pieces.size() == 1) return chunk;  // the usual case, without a copy
+      chunks += chunk;
     }
     return chunks;
   }
