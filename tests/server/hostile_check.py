@@ -209,7 +209,13 @@ ABSURD = [
     ("typical_p", [0, 2, "x"]), ("xtc_probability", [-1, 2]), ("top_n_sigma", [101, 1e308]), ("dynatemp_range", [-1, 101]),
     ("repeat_last_n", [-2, 2**40, "x"]), ("dry_base", [0, 1e30]), ("logit_bias", [{"x": 1}, {"1": "x"}, [[1, 2]]]),
     ("metadata", [5, {"a": 1}, {"a": "x" * 10**6}]), ("chat_template", ["{{ x }}", "{% for i in range(10**9) %}{% endfor %}"]),
-    ("tools", [[{}]]), ("suffix", ["x"]), ("response_format", [{"type": "json_object"}])]
+    ("tools", [[{}]]), ("suffix", ["x"]), ("response_format", [5, {}, {"type": 5}, {"type": "json_schema", "json_schema": 5}, {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}},
+                         {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}, {"type": "json_schema", "json_schema": {"schema": False}}]),
+    ("guided_regex", [5, "(", "(" * 1000, "a{99999}", "((a{1000}){1000}){1000}", "(?=a)", "[", "\\", "a" * 10**5]),
+    ("guided_grammar", [5, "root", "root ::= root", "root ::= x", "root ::= ((", "x ::= \"a\"", "root ::= [" * 1000, "root ::= \"a\"{9999}{9999}"]),
+    ("guided_choice", [5, [], [5], [""], ["a"] * 20000]),
+    ("guided_json", [5, {"$ref": "#/x"}, {"$ref": "http://x"}, {"type": "string", "pattern": "("}, {"enum": []},
+                     {"minItems": 10**9}, {"type": "integer", "minimum": 5, "maximum": 4}, {"properties": 5}, {"required": [5]}])]
 
 # These may be answered; what counts is that they do no harm.
 STRANGE = [

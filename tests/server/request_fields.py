@@ -19,6 +19,10 @@ DONE = {
     "typical_p": 0.9, "xtc_probability": 0.5, "xtc_threshold": 0.2, "top_n_sigma": 1, "dynatemp_range": 0.5,
     "dynatemp_exponent": 2, "repeat_penalty": 1.1, "repeat_last_n": 16, "dry_multiplier": 0.8, "dry_base": 2,
     "dry_allowed_length": 3, "dry_penalty_last_n": 100, "mirostat": 0, "cache_prompt": True, "n_keep": 0, "min_keep": 0,
+    # grammars
+    "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "[0-9]+"}, "guided_json": {"type": "integer"},
+    "guided_regex": "[a-z]{3}", "guided_choice": ["yes", "no"], "guided_grammar": 'root ::= "a" | "b"', "grammar": 'root ::= "a"+',
+    "json_schema": {"type": "boolean"},
     # our own
     "kv": {"pin": True}, "kv_hints": {"protocol_version": "0.1", "actions": []},
 }
@@ -29,17 +33,16 @@ DONE_CHAT = {**DONE, "max_completion_tokens": 2, "logprobs": True, "top_logprobs
 # Refused by name: the answer would be another one than was asked for.
 REFUSED = {
     "audio": {"voice": "x"}, "function_call": {"name": "f"}, "functions": [{"name": "f"}], "modalities": ["audio"],
-    "response_format": {"type": "json_object"}, "service_tier": "flex", "store": True, "tool_choice": "required",
+    "response_format": {"type": "xml"}, "service_tier": "flex", "store": True, "tool_choice": "required",
     "tools": [{"type": "function", "function": {"name": "f"}}], "verbosity": "low", "web_search_options": {"a": 1}, "suffix": "x",
     # vLLM's
     "use_beam_search": True, "length_penalty": 2, "skip_special_tokens": False, "spaces_between_special_tokens": False,
     "watermarking": True, "logprob_token_ids": [5], "documents": [{"title": "x", "text": "y"}], "chat_template": "{{ 1 }}",
-    "structured_outputs": {"json": {}}, "guided_json": {"type": "object"}, "guided_regex": "a", "guided_choice": ["a"],
-    "guided_grammar": "root ::= \"a\"", "logits_processors": ["x"], "prompt_embeds": "eA==", "return_tokens_as_token_ids": True,
+    "structured_outputs": {"structural_tag": "x"}, "logits_processors": ["x"], "prompt_embeds": "eA==", "return_tokens_as_token_ids": True,
     "return_prompt_text": True, "repetition_detection": {"min_count": 2}, "kv_transfer_params": {"a": 1},
     "ec_transfer_params": {"a": 1},
     # llama-server's, and text-generation-webui's
-    "grammar": "root ::= \"a\"", "json_schema": {"type": "object"}, "mirostat": 2, "samplers": ["top_k"],
+    "mirostat": 2, "samplers": ["top_k"],
     "dry_sequence_breakers": ["x"], "n_predict": 5, "n_keep": 5, "cache_prompt": False, "n_probs": 3, "min_keep": 2,
     "t_max_predict_ms": 5, "post_sampling_probs": True, "return_tokens": True, "timings_per_token": True,
     "return_progress": True, "lora": [{"id": 0}], "tfs_z": 0.5, "top_a": 0.5, "epsilon_cutoff": 3, "eta_cutoff": 3, "mirostat_mode": 1,

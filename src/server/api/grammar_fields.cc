@@ -66,7 +66,7 @@ Status read_response_format(const Json& format, GrammarReader& reader) {
     const Json* named = find_field(format, "json_schema");
     const Json* schema = named != nullptr && named->is_object() ? find_field(*named, "schema") : nullptr;
     if (schema == nullptr)
-      return wrong_field("response_format.json_schema", "an object with 'schema', the schema that the answer meets");
+      return wrong_field(kField, "with 'json_schema', an object with 'schema', which the answer meets");
     return reader.schema(*schema, kField, {kField, "json_schema", "schema"});
   }
   if (*type == "regex" && find_field(format, "pattern") != nullptr)
