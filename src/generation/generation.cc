@@ -275,6 +275,21 @@ GeneratedToken Generation::describe(std::span<const float> logits, TokenId token
   return generated;
 }
 
+std::vector<TokenId> Generation::forced(std::size_t most) {
+  KVASIR_CHECK(!pending_);
+  if (!grammar_ || finished() || logprobs_ >= 0 || !matcher_.stops().empty() || !limits_.allowed(tokens_, {}).empty())
+    return {};
+  if (max_tokens_ >= 0)
+    most = std::min(most, static_cast<std::size_t>(std::max<std::int64_t>(max_tokens_ - tokens_, 0)));
+  return forced_tokens(*grammar_, *tokenizer_, most);
+}
+
+void Generation::force(TokenId token) {
+  KVASIR_CHECK(!pending_ && !finished());
+  undrawn_ = sampler_.random();
+  pending_ = token;
+}
+
 std::string Generation::accept(TokenId token) {
   KVASIR_CHECK(pending_ && token == *pending_);
   pending_.reset();

@@ -84,6 +84,13 @@ class Generation {
   // became complete; may be empty. Finishes with kStop if a stop string is complete. REQUIRES: token == *pending().
   std::string accept(TokenId token);
 
+  // Returns the tokens, at most `most`, that the grammar forces next, whatever the logits: the caller may run them in
+  // one pass, with force() and accept() for each. None where their logits or the text between them may matter: for
+  // log-probabilities, stop strings and limits of tokens. REQUIRES: nothing is pending.
+  std::vector<TokenId> forced(std::size_t most);
+  // Makes a token of forced() the pending one, in place of push(). REQUIRES: nothing is pending; not finished.
+  void force(TokenId token);
+
   // Finishes from outside, for example with kContext, kKvMemory or kCancelled. Has no effect on a finished generation.
   // Drops a pending token and undoes its draw, so that a continuation from the sampler's state and the same logits
   // draws it again. REQUIRES: reason is none of kEnd, kStop and kFailed.

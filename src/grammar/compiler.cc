@@ -1,5 +1,8 @@
 #include "grammar/compiler.h"
 
+#include <fmt/core.h>
+
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
@@ -74,6 +77,21 @@ Result<Expr> read_source(Builder& builder, const GrammarSource& source) {
 
 }  // namespace grammar
 
+namespace {
+
+constexpr std::size_t kMostKept = 64;
+constexpr std::size_t kMostKeptBytes = std::size_t{128} << 20;
+
+// Returns a text that differs for different sources.
+std::string key_of(const GrammarSource& source) {
+  std::string key = fmt::format("{}{} {}:{}", static_cast<int>(source.kind), source.compact ? "c" : "",
+                                source.text.size(), source.text);
+  for (const std::string& choice : source.choices) key += fmt::format(" {}:{}", choice.size(), choice);
+  return key;
+}
+
+}  // namespace
+
 std::shared_ptr<const grammar::TokenTrie> GrammarCompiler::trie() const {
   const std::lock_guard lock(mutex_);
   if (trie_ == nullptr) trie_ = std::make_shared<const grammar::TokenTrie>(tokenizer_);
@@ -91,12 +109,37 @@ std::string GrammarCompiler::token_bytes(std::string_view name) const {
   return std::string(name);
 }
 
+std::shared_ptr<const Grammar> GrammarCompiler::find_kept(const std::string& key) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::find_if(kept_.begin(), kept_.end(), [&](const Kept& each) { return each.key == key; });
+  if (found == kept_.end()) return nullptr;
+  kept_.splice(kept_.begin(), kept_, found);
+  return found->grammar;
+}
+
+void GrammarCompiler::keep(std::string key, std::shared_ptr<const Grammar> grammar) const {
+  const std::lock_guard lock(mutex_);
+  kept_.push_front({std::move(key), std::move(grammar)});
+  std::size_t bytes = 0, count = 0;
+  for (auto each = kept_.begin(); each != kept_.end(); ++each) {
+    bytes += each->key.size() + each->grammar->bytes();
+    if (++count > kMostKept || (bytes > kMostKeptBytes && count > 1)) {
+      kept_.erase(each, kept_.end());
+      return;
+    }
+  }
+}
+
 Result<std::shared_ptr<const Grammar>> GrammarCompiler::compile(const GrammarSource& source) const {
+  std::string key = key_of(source);
+  if (std::shared_ptr<const Grammar> kept = find_kept(key)) return kept;
   grammar::Builder builder;
   const grammar::Rule root = builder.declare("the grammar");
   KVASIR_ASSIGN_OR_RETURN(const grammar::Expr body, read_source(builder, source));
   builder.define(root, body);
-  return compile(builder, root);
+  Result<std::shared_ptr<const Grammar>> grammar = compile(builder, root);
+  if (grammar.ok()) keep(std::move(key), *grammar);
+  return grammar;
 }
 
 Result<std::shared_ptr<const Grammar>> GrammarCompiler::compile(const grammar::Builder& builder,

@@ -2,7 +2,7 @@
 // Thread-safety: any thread may call at any time.
 #pragma once
 
-#include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -22,19 +22,27 @@ class GrammarCompiler {
   // `tokenizer` must outlive this.
   explicit GrammarCompiler(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
 
-  // Errors: as ModelText::compile.
+  // Keeps the grammars that were compiled last, so that requests with the same source share one and what is known of
+  // it. Errors: as ModelText::compile.
   Result<std::shared_ptr<const Grammar>> compile(const GrammarSource& source) const;
 
   // Returns the grammar whose texts are those of `root`. Errors: as ModelText::compile.
   Result<std::shared_ptr<const Grammar>> compile(const grammar::Builder& builder, grammar::Rule root) const;
 
  private:
+  std::shared_ptr<const Grammar> find_kept(const std::string& key) const;
+  void keep(std::string key, std::shared_ptr<const Grammar> grammar) const;
   std::shared_ptr<const grammar::TokenTrie> trie() const;
   std::string token_bytes(std::string_view name) const;
 
   const Tokenizer& tokenizer_;
   mutable std::mutex mutex_;
   mutable std::shared_ptr<const grammar::TokenTrie> trie_;  // made when it is first needed
+  struct Kept {
+    std::string key;
+    std::shared_ptr<const Grammar> grammar;
+  };
+  mutable std::list<Kept> kept_;  // the newest first
 };
 
 namespace grammar {

@@ -22,6 +22,13 @@ std::shared_ptr<Grammar::Space> Grammar::space() const {
   return space_;
 }
 
+std::size_t Grammar::bytes() const {
+  const std::lock_guard lock(mutex_);
+  std::size_t bytes = machine_.next.size() * sizeof(std::uint32_t) + interiors_.bytes();
+  if (space_ != nullptr) bytes += space_->configurations.bytes() + space_->masks.size() * trie_->words() * 8;
+  return bytes;
+}
+
 void Grammar::warm() const {
   const std::lock_guard lock(mutex_);
   interiors_.warm(std::chrono::steady_clock::now() + kWarmTime);

@@ -26,6 +26,9 @@ class Grammar {
 
   const grammar::TokenTrie& trie() const { return *trie_; }
 
+  // Returns the memory that it takes now, approximately.
+  std::size_t bytes() const;
+
   // Computes the masks that would take longest before the first token asks for them.
   void warm() const;
 

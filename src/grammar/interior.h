@@ -43,6 +43,8 @@ class Interiors {
   // Returns the interior of a state; valid until the next call.
   const Interior& of(std::uint32_t state);
 
+  std::size_t bytes() const { return bytes_; }
+
   // Works out those that take longest, until `latest` or until memory for them is used up.
   void warm(std::chrono::steady_clock::time_point latest);
 

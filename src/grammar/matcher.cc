@@ -1,8 +1,10 @@
 #include "grammar/matcher.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/status.h"
+#include "text/utf8.h"
 
 namespace kvasir {
 namespace {
@@ -100,6 +102,33 @@ std::string GrammarMatcher::forced(std::size_t most) {
       control != std::string::npos && control + 4 > bytes.size())
     bytes.resize(control);
   return bytes;
+}
+
+std::vector<TokenId> forced_tokens(GrammarMatcher& matcher, const Tokenizer& tokenizer, std::size_t most) {
+  constexpr std::size_t kMostForcedBytes = 128;
+  const std::string bytes = matcher.forced(kMostForcedBytes);
+  const std::size_t control = bytes.find(static_cast<char>(grammar::kControlByte));
+  if (bytes.empty() || most == 0) return {};
+  if (control == 0) {
+    TokenId token = 0;
+    for (std::size_t i = 1; i < 4; ++i) token = token * 256 + static_cast<unsigned char>(bytes[i]);
+    return {token};
+  }
+  std::string text = bytes.substr(0, control);
+  if (control == std::string::npos) text.resize(std::min(text.size(), find_invalid_utf8(text).value_or(text.size())));
+  Result<std::vector<TokenId>> tokens = tokenizer.encode(text, {.add_special = false, .continues = true});
+  if (!tokens.ok()) return {};
+  if (control == std::string::npos && !tokens->empty()) tokens->pop_back();
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < tokens->size(); ++i) {
+    const std::string_view own = matcher.grammar().trie().bytes_of((*tokens)[i]);
+    if (own.empty() || i == most || text.compare(at, own.size(), own) != 0) {
+      tokens->resize(i);
+      break;
+    }
+    at += own.size();
+  }
+  return std::move(*tokens);
 }
 
 }  // namespace kvasir

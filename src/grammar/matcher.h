@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "grammar/grammar.h"
 
@@ -40,5 +41,9 @@ class GrammarMatcher {
   grammar::Configurations::Id at_ = grammar::Configurations::kNone;
   bool complete_ = false;
 };
+
+// Returns the tokens, at most `most`, as which the tokenizer writes the bytes that must follow. The last one is left
+// out where the text behind it is not forced, because that may be a part of it.
+std::vector<TokenId> forced_tokens(GrammarMatcher& matcher, const Tokenizer& tokenizer, std::size_t most);
 
 }  // namespace kvasir

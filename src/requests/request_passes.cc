@@ -252,6 +252,7 @@ void RequestPasses::take_results(Request& request) {
   parts_.events->add_text(request);
   parts_.prefixes->publish(request);
   completion_->end_if_done(request);
+  if (!request.is(RequestState::kEnded)) request.task().add_forced();
 }
 
 }  // namespace kvasir

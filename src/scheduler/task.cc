@@ -13,6 +13,7 @@ namespace {
 
 // Most rows of a pass with logits for all rows: a row of logits is as long as the vocabulary.
 constexpr int kLogitRows = 32;
+constexpr std::size_t kMostForced = 16;
 
 }  // namespace
 
@@ -90,7 +91,7 @@ Sequence::Input Task::input(int most_rows) const {
   input.rest = std::span(tokens_).subspan(run_, end - run_);
   // In replay the next token is already known.
   const bool replays = generation_ && (generation_->pending() || tokens_.size() > prompt_);
-  if (replays) input.logits = Logits::kNone;
+  if (replays && forced_ == 0) input.logits = Logits::kNone;
   if (run_ < prompt_ && reports_prompt()) {
     input.logits = Logits::kAll;
     input.most_rows = std::min(most_rows, kLogitRows);
@@ -118,6 +119,21 @@ void Task::take(const StepResult& result) {
     text_->logits.assign(newest.begin(), newest.end());
   }
   if (generated) fresh_ += generation_->accept(std::exchange(next_, kNoToken));
+  for (; forced_ > 0 && run_ + forced_ > tokens_.size(); --forced_) {
+    const TokenId token = tokens_[tokens_.size() - forced_];
+    generation_->force(token);
+    fresh_ += generation_->accept(token);
+  }
+}
+
+void Task::add_forced() {
+  if (!replayable_ || !generation_ || generation_->finished() || generation_->pending() || !status_.ok()) return;
+  if (text_->sequence == nullptr || !text_->sequence->status().ok() || text_->sequence->policy().by_token()) return;
+  if (run_ < tokens_.size() || run_ <= prompt_) return;
+  const auto room = static_cast<std::size_t>(std::max<std::int64_t>(context_left(*text_->sequence), 0));
+  const std::vector<TokenId> forced = generation_->forced(std::min(room, kMostForced));
+  tokens_.insert(tokens_.end(), forced.begin(), forced.end());
+  forced_ = forced.size();
 }
 
 // Each row's logits predict the next token. Rows that ran again after release() were reported before.

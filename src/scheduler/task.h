@@ -55,6 +55,11 @@ class Task {
   // returned true; the text has a sequence.
   Sequence::Input input(int most_rows = std::numeric_limits<int>::max()) const;
 
+  // Adds the tokens that the grammar forces next, which the next pass runs together. No effect where reading several
+  // tokens at once could change the result, on a text that a session keeps, and before the first generated token. Call
+  // it between passes.
+  void add_forced();
+
   // Takes the result of the pass. A failed pass ends the task. REQUIRES: the pass ran input().
   void take(const StepResult& result);
 
@@ -107,6 +112,7 @@ class Task {
   TextState* text_;
   bool replayable_ = false;      // it began without a sequence
   std::vector<TokenId> tokens_;  // the prompt, then, if replayable_, generated tokens: all that recomputing takes
+  std::size_t forced_ = 0;       // number of the last tokens_ that the grammar forces and that have not run
   std::size_t prompt_ = 0;       // number of prompt tokens in tokens_
   std::size_t run_ = 0;          // number of tokens_ that the sequence holds
   std::size_t noted_ = 0;        // number of tokens_ that have entered text_->newest
