@@ -1,9 +1,9 @@
 // Answers in parts: thoughts, text and calls of tools, told apart while the answer is generated.
 //
-//   auto form = *model_text.answer_form(options);       // how this chat template writes thoughts and calls
-//   if (form != nullptr) {                              // null: the text is the answer
+//   kvasir::PromptTokens prompt = *model_text.encode_prompt(options);
+//   if (prompt.answer != nullptr) {                     // null: the text is the answer
 //     options.generate.show_special = true;
-//     std::unique_ptr<kvasir::AnswerParser> parser = form->parser(seed);
+//     std::unique_ptr<kvasir::AnswerParser> parser = prompt.answer->parser(seed);
 //     parser->push(event.text, pieces);                 // for each kText event of one sample
 //     parser->finish(pieces);                           // at its end
 //   }

@@ -31,6 +31,8 @@ struct AnswerRules {
   AnswerFormat format;
   std::vector<Tool> tools;
   bool starts_in_thoughts = false;
+  static constexpr int kMostCalls = 128;
+  int most_calls = kMostCalls;  // the answer ends with this one: what follows it is dropped
 
   const Tool* find_tool(std::string_view name) const;
 };

@@ -43,7 +43,9 @@ std::string written_call(const CallFormat& format, const ToolCall& call) {
   switch (format.shape) {
     case CallFormat::Shape::kNone: return {};
     case CallFormat::Shape::kObject: return written_object(format, call);
-    case CallFormat::Shape::kNamed: return call.name + format.after_name + spaced_json(arguments_of(call));
+    case CallFormat::Shape::kNamed:
+      return call.name + format.after_name + (format.after_id.empty() ? "" : call.id + format.after_id) +
+             spaced_json(arguments_of(call));
     case CallFormat::Shape::kTagged: return written_tagged(format, call);
     case CallFormat::Shape::kPython: return call.name + "(" + python_arguments(arguments_of(call)) + ")";
     case CallFormat::Shape::kGemma: return call.name + gemma_literal(arguments_of(call));

@@ -31,6 +31,7 @@ struct CallFormat {
   bool name_first = true;
 
   std::string after_name;   // kNamed, kTagged
+  std::string after_id;     // kNamed: an id stands behind `after_name`, and this behind the id; "": no id
   std::string key_open;     // kTagged
   std::string string_open;  // kTagged: between a key and a value that is text
   std::string other_open;   // kTagged: between a key and any other value, which is JSON
@@ -44,8 +45,9 @@ struct ThoughtFormat {
 struct AnswerFormat {
   CallFormat calls;
   ThoughtFormat thoughts;
-  bool channels = false;      // the channels of gpt-oss, which `calls` and `thoughts` do not describe
-  bool short_ids = false;     // ids of calls have 9 letters and digits
+  bool channels = false;   // the channels of gpt-oss, which `calls` and `thoughts` do not describe
+  bool short_ids = false;  // ids of calls have 9 letters and digits
+  std::string tools_variable = "tools";
   bool writes_tools = false;  // the template shows tools to the model
   bool writes_calls = false;  // the template writes calls of earlier answers
   bool writes_results = false;

@@ -17,6 +17,7 @@ using Kind = AnswerPiece::Kind;
 using Match = LooseMatch::Kind;
 using Shape = CallFormat::Shape;
 
+constexpr std::size_t kLongestId = 256;
 constexpr std::string_view kWhite = " \t\r\n";
 constexpr std::string_view kPythonTag = "<|python_tag|>";  // Llama 3.1 may write it before a call
 
@@ -142,6 +143,12 @@ class FormatParser final : public AnswerParser {
 
   // Reads on; returns false once more text is needed.
   bool step() {
+    if (events_.calls() >= rules_->most_calls) {
+      buffer_.clear();
+      space_.clear();
+      state_ = State::kText;
+      return false;
+    }
     switch (state_) {
       case State::kText: return in_text();
       case State::kThoughts: return in_thoughts();
@@ -387,6 +394,11 @@ class FormatParser final : public AnswerParser {
   bool in_json() {
     std::size_t i = 0;
     if (!end_.started()) {
+      if (!calls_.after_id.empty() && raw_.find(calls_.after_id) == std::string::npos) {
+        const std::size_t at = buffer_.find(calls_.after_id);
+        if (at == std::string::npos) return buffer_.size() > kLongestId ? fail() : false;
+        take(at + calls_.after_id.size());
+      }
       skip_white();
       if (buffer_.empty()) return false;
       if (buffer_[0] != '{') return fail();
@@ -515,7 +527,10 @@ class FormatParser final : public AnswerParser {
 
   bool at_next() {
     const std::string again = calls_.between + calls_.open;
-    const bool can_repeat = !calls_.single && !trimmed(again).empty();
+    // Objects may follow each other with nothing but white space between them.
+    const bool can_repeat =
+        !calls_.single &&
+        (!trimmed(again).empty() || (calls_.shape == Shape::kObject && trimmed_left(buffer_).starts_with('{')));
     const LooseMatch next = can_repeat ? match_loosely(buffer_, again) : LooseMatch{};
     if (next.kind == Match::kYes) {
       raw_.clear();

@@ -44,7 +44,13 @@ class ChannelParser final : public AnswerParser {
   }
 
  private:
-  bool step() { return in_body_ ? read_body() : read_header(); }
+  bool step() {
+    if (events_.calls() >= rules_->most_calls) {
+      buffer_.clear();
+      return false;
+    }
+    return in_body_ ? read_body() : read_header();
+  }
 
   // Whether the text may go on as a header, which begins with one of these.
   static bool may_be_header(std::string_view text) {

@@ -101,8 +101,9 @@ class FormatFinder {
     std::string_view start = common_start(opened_, text);
     if (!plain_.empty()) start = common_start(start, plain_);
     std::string_view answer = std::string_view(text).substr(without_broken_end(start).size());
-    const std::string_view tail = std::string_view(plain_).substr(
-        std::min(plain_.rfind(kSaid), plain_.size() - std::min(plain_.size(), kSaid.size())) + kSaid.size());
+    const std::size_t said = plain_.rfind(kSaid);
+    const std::string_view tail =
+        said == std::string::npos ? std::string_view() : std::string_view(plain_).substr(said + kSaid.size());
     if (!trimmed(tail).empty() && answer.ends_with(tail)) answer.remove_suffix(tail.size());
     for (bool more = true; more;) {
       more = false;
@@ -227,7 +228,13 @@ class FormatFinder {
       if (arguments->first < name) return std::nullopt;
       Call call = {{}, name, arguments->second};
       call.format.shape = Shape::kNamed;
-      call.format.after_name = text.substr(name + tool.size(), arguments->first - name - tool.size());
+      std::string& behind = call.format.after_name;
+      behind = text.substr(name + tool.size(), arguments->first - name - tool.size());
+      for (const std::string_view id : {kFirstId, kSecondId})
+        if (const std::size_t at = behind.find(id); at != std::string::npos) {
+          call.format.after_id = behind.substr(at + id.size());
+          behind.resize(at);
+        }
       return call;
     }
     if (key < name) return std::nullopt;
@@ -361,7 +368,15 @@ class FormatFinder {
 AnswerFormat find_format(const ChatTemplate& chat, const Vocabulary& vocabulary) {
   const std::array arguments = {std::pair<std::string, std::string>("tools", kProbeTools)};
   const auto with_tools = chat.with_arguments(arguments, vocabulary);
-  return FormatFinder(with_tools.ok() ? **with_tools : chat, vocabulary).find();
+  AnswerFormat format = FormatFinder(with_tools.ok() ? **with_tools : chat, vocabulary).find();
+  if (format.writes_tools || !has(chat.source(), "xml_tools")) return format;
+  const std::array others = {std::pair<std::string, std::string>("xml_tools", kProbeTools)};  // SmolLM3
+  const auto with_others = chat.with_arguments(others, vocabulary);
+  if (!with_others.ok()) return format;
+  AnswerFormat other = FormatFinder(**with_others, vocabulary).find();
+  if (!other.writes_tools) return format;
+  other.tools_variable = "xml_tools";
+  return other;
 }
 
 }  // namespace kvasir

@@ -107,6 +107,7 @@ Generation::Generation(const Tokenizer& tokenizer, const GenerateOptions& option
   KVASIR_CHECK(validate(options).ok());
   max_tokens_ = options.max_tokens;
   ignore_eos_ = options.ignore_eos;
+  show_special_ = options.show_special;
   logprobs_ = options.logprobs;
   for (const TokenId token : newest) observe(token);
 }
@@ -125,6 +126,7 @@ Result<Generation> Generation::from_state(const Tokenizer& tokenizer, Generation
   Generation generation(tokenizer, {std::move(sampler), std::move(matcher), std::move(stream)});
   generation.max_tokens_ = state.max_tokens;
   generation.ignore_eos_ = state.ignore_eos;
+  generation.show_special_ = state.show_special;
   generation.text_ = std::move(state.text);
   generation.tokens_ = state.tokens;
   generation.pending_ = state.pending;
@@ -138,9 +140,9 @@ Result<Generation> Generation::from_state(const Tokenizer& tokenizer, Generation
 }
 
 GenerationState Generation::state() const {
-  return {max_tokens_,     ignore_eos_, matcher_.stops(), sampler_.state(), undrawn_,       matcher_.state(),
-          stream_.state(), text_,       tokens_,          pending_,         finish_reason_, end_token_,
-          logprobs_,       choices_,    end_choice_};
+  return {max_tokens_,      ignore_eos_,     show_special_, matcher_.stops(), sampler_.state(), undrawn_,
+          matcher_.state(), stream_.state(), text_,         tokens_,          pending_,         finish_reason_,
+          end_token_,       logprobs_,       choices_,      end_choice_};
 }
 
 Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
@@ -195,7 +197,10 @@ std::string Generation::accept(TokenId token) {
   // A marker's text is seen only by a stop string that equals it.
   const std::string& piece = tokenizer_->vocabulary().pieces[static_cast<std::size_t>(token)];
   const bool stops = is_marker(tokenizer_->vocabulary(), token) && std::ranges::count(matcher_.stops(), piece) > 0;
-  std::string text = matcher_.push(stops ? stream_.push(token) : stream_.push_shown(token));
+  const bool named = show_special_ && !tokenizer_->is_end(token);
+  std::string text = matcher_.push(named   ? stream_.push_named(token)
+                                   : stops ? stream_.push(token)
+                                           : stream_.push_shown(token));
   text_ += text;
   if (matcher_.stopped()) settle(FinishReason::kStop);
   return text;

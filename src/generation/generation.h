@@ -37,6 +37,7 @@ Status validate(const GenerateOptions& options);
 struct GenerationState {
   std::int64_t max_tokens = -1;
   bool ignore_eos = false;
+  bool show_special = false;
   std::vector<std::string> stops;  // those of the options and of the chat template
   SamplerState sampler;
   std::array<std::uint64_t, 4> undrawn{};  // with `pending`: the generator's words before that token was drawn
@@ -120,6 +121,7 @@ class Generation {
   const Tokenizer* tokenizer_;
   std::int64_t max_tokens_ = -1;
   bool ignore_eos_ = false;
+  bool show_special_ = false;
   Sampler sampler_;
   StopMatcher matcher_;
   TokenStream stream_;

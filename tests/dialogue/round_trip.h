@@ -50,7 +50,7 @@ struct Dialogue {
     auto plain = make_chat_template(vocabulary, {.source = std::move(source), .now = 1'700'000'000});
     if (!plain.ok()) return;
     format = find_format(**plain, vocabulary);
-    const std::pair<std::string, std::string> tools[] = {{"tools", std::string(kTools)}};
+    const std::pair<std::string, std::string> tools[] = {{format.tools_variable, std::string(kTools)}};
     chat = std::move(*(*plain)->with_arguments(tools, vocabulary));
   }
 
@@ -85,8 +85,10 @@ struct Dialogue {
     return rest;
   }
 
-  std::shared_ptr<const AnswerForm> form(bool in_thoughts = false) const {
-    return make_answer_form({format, *read_tools(kTools), in_thoughts});
+  // Of answers to a question.
+  std::shared_ptr<const AnswerForm> form() const {
+    const Message question[] = {{"user", "What is the weather?"}};
+    return make_answer_form({format, *read_tools(kTools), opens_thoughts(format.thoughts, text(question, true))});
   }
 };
 
