@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "dialogue/literal.h"
 
@@ -13,8 +14,8 @@ using Json = nlohmann::ordered_json;
 constexpr std::string_view kSpace = " \t\r\n";
 
 Json arguments_of(const ToolCall& call) {
-  Json json = Json::parse(call.arguments, nullptr, false);
-  return json.is_object() ? json : Json::object();
+  const std::optional<Json> json = parse_value(call.arguments);
+  return json && json->is_object() ? *json : Json::object();
 }
 
 std::string written_object(const CallFormat& format, const ToolCall& call) {

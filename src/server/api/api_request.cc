@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "server/api/api_response.h"
 #include "server/api/json_fields.h"
+#include "server/api/tool_fields.h"
 
 namespace kvasir::server {
 namespace {
@@ -68,10 +69,10 @@ Status refuse_unsupported(const Json& body) {
     if ((value.is_structured() && value.empty()) || value == "") return true;
     if (field == "response_format") return value.is_object() && value.value("type", Json()) == "text";
     if (field == "modalities") return value == Json::array({"text"});
-    return (field == "tool_choice" || field == "function_call") && (value == "none" || value == "auto");
+    return field == "function_call" && (value == "none" || value == "auto");
   };
-  for (const char* field : {"tools", "functions", "tool_choice", "function_call", "audio", "modalities", "images",
-                            "suffix", "response_format"}) {
+  for (const char* field :
+       {"functions", "function_call", "audio", "modalities", "images", "suffix", "response_format"}) {
     const Json* found = find_field(body, field);
     if (found == nullptr || changes_nothing(field, *found)) continue;
     return make_status(StatusCode::kUnsupported, "'{}' is not supported here; omit it", field).about({field});
@@ -245,6 +246,11 @@ Status read_session(const Json& body, ApiRequest& request) {
   if (request.options.samples != 1)
     return invalid_argument("a session is continued by one prompt with one answer; omit 'n' and 'best_of'")
         .about({"session"});
+  if (!request.options.tools.empty())
+    return invalid_argument("a session takes no tools; omit 'tools', or the session").about({"tools"});
+  if (request.options.thinking != Thinking::kAuto)
+    return invalid_argument("a session thinks as the server's template arguments say; omit the fields about thinking")
+        .about({"session"});
   if (!request.options.template_arguments.empty())
     return invalid_argument("a session takes the server's template arguments; omit 'chat_template_kwargs'")
         .about({"chat_template_kwargs"});
@@ -328,15 +334,17 @@ Result<std::vector<Message>> read_messages(const Json& body) {
     const Json* role = find_field(each, "role");
     if (role == nullptr || !role->is_string())
       return invalid_argument("'messages[{}].role' must be a string", i).about({"messages"});
-    const Json* calls = find_field(each, "tool_calls");
-    if ((calls != nullptr && *calls != Json::array()) || *role == "tool" || *role == "function")
-      return make_status(StatusCode::kUnsupported, "'messages[{}]' is about tools, which are not supported here", i)
+    if (*role == "function")
+      return make_status(StatusCode::kUnsupported,
+                         "'messages[{}]' has the role \"function\", which is not supported here; \"tool\" is", i)
           .about({"messages"});
     // The content of an assistant's message may be null, as in an answer without text.
-    if (find_field(each, "content") == nullptr && !(*role == "assistant" && each.contains("content")))
+    const bool calls = find_field(each, "tool_calls") != nullptr;
+    if (find_field(each, "content") == nullptr && !(*role == "assistant" && (calls || each.contains("content"))))
       return invalid_argument("'messages[{}].content' is missing", i).about({"messages"});
     KVASIR_ASSIGN_OR_RETURN(std::string content, read_content(each, i));
     messages.push_back({*role == "developer" ? "system" : role->get<std::string>(), std::move(content)});
+    KVASIR_RETURN_IF_ERROR(read_message_parts(each, i, messages.back()));
   }
   return messages;
 }
@@ -383,6 +391,8 @@ Result<ApiRequest> read_prompts(const Json& body, bool chat) {
   }
   KVASIR_ASSIGN_OR_RETURN(request.options.messages, read_messages(body));
   KVASIR_RETURN_IF_ERROR(read_template_arguments(body, request.options));
+  KVASIR_RETURN_IF_ERROR(read_tools(body, request.options));
+  KVASIR_RETURN_IF_ERROR(read_thinking(body, request.options));
   KVASIR_RETURN_IF_ERROR(read_prompt_end(body, request.options));
   return request;
 }

@@ -3,11 +3,13 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <functional>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/status.h"
+#include "server/api/answer_pieces.h"
 
 namespace kvasir::server {
 namespace {
@@ -128,7 +130,7 @@ void Flight::submit() {
                                    ready_.prompts.size(), most)
                       .about({"prompt"}),
                   "invalid");
-  samples_.begin();
+  samples_.begin(std::hash<std::string>()(head_.id));
   const std::size_t parts = samples_.parts().size();
   for (std::size_t part = 0; part < parts; ++part) {
     RequestOptions one = options;
@@ -198,19 +200,35 @@ void Flight::happened(std::size_t part, const Event& event) {
     case Event::Kind::kText:
       record_.note_text(sample);
       record_.note_progress(samples_);
-      if (request().stream)
+      if (sample.parser != nullptr) {
+        write_pieces(index, Samples::read(sample, event.text, false), event.choices);
+      } else if (request().stream)
         exchange_.answer->write(
             event_of(text_chunk(head_, index, event.text, event.choices, request().logprobs, &sample.offset)));
       break;
     case Event::Kind::kFailed: fail(event.status); break;
     case Event::Kind::kFinished:
       samples_.end(sample, event.result);
+      if (sample.parser != nullptr) write_pieces(index, Samples::read(sample, "", true), {});
       if (request().stream)
         exchange_.answer->write(event_of(
             last_chunk(head_, samples_.choice_of(part, number), event.choices, request().logprobs, &sample.offset)));
       if (samples_.left() == 0) ended();
       break;
   }
+}
+
+// Streams the parts of a chat's answer. The tokens go with the first; held-back text has tokens and no part yet.
+void Flight::write_pieces(int index, const std::vector<AnswerPiece>& pieces, std::span<const GeneratedToken> tokens) {
+  if (!request().stream) return;
+  std::vector<Json> deltas = deltas_of(pieces);
+  if (deltas.empty() && request().logprobs && !tokens.empty()) deltas.push_back({{"content", ""}});
+  std::string chunks;
+  for (Json& delta : deltas) {
+    chunks += event_of(delta_chunk(head_, index, std::move(delta), tokens, request().logprobs && !tokens.empty()));
+    tokens = {};
+  }
+  if (!chunks.empty()) exchange_.answer->write(chunks);
 }
 
 void Flight::ended() {

@@ -196,8 +196,10 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
   if (ready.request.chat) {
     KVASIR_ASSIGN_OR_RETURN(ready.prompts.emplace_back(), ready_prompt(steps, ready.request, options));
     options.protect = ready.prompts.back().prompt.system_tokens;
+    options.generate.show_special = ready.prompts.back().prompt.answer != nullptr;
     options.messages.clear();
     options.template_arguments.clear();
+    options.tools.clear();
   }
   for (ApiPrompt& prompt : ready.request.prompts) {
     RequestOptions one;
