@@ -36,8 +36,9 @@ inline Vocabulary dialogue_vocabulary() {
   };
   vocabulary.bos = add("<s>", TokenKind::kControl);
   vocabulary.eos = add("</s>", TokenKind::kControl);
-  for (const char* piece : {"<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>"})
-    add(piece, TokenKind::kControl);
+  for (const char* piece :
+       {"<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "[e~["})
+    vocabulary.ends.push_back(add(piece, TokenKind::kControl));
   return vocabulary;
 }
 
@@ -76,7 +77,7 @@ struct Dialogue {
       while (!rest.empty() && (rest.back() == '\n' || rest.back() == ' ')) rest.pop_back();
       for (const std::string_view end :
            {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|call|>", "</s>", "<|end_of_text|>", "<turn|>", "<|endoftext|>",
-            "<|tool_response>", "<｜end▁of▁sentence｜>", "<|end|>", "<|return|>"})
+            "<|tool_response>", "<｜end▁of▁sentence｜>", "<|end|>", "<|return|>", "[e~["})
         if (rest.ends_with(end)) {
           rest.resize(rest.size() - end.size());
           more = true;
