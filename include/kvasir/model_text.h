@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kvasir/answer.h"
 #include "kvasir/grammar.h"
 #include "kvasir/request.h"
 #include "kvasir/status.h"
@@ -20,6 +21,9 @@ struct PromptTokens {
   std::vector<std::int32_t> tokens;
   std::vector<std::string>
       stops;  // strings of the chat template that end an answer; for RequestOptions::template_stops
+  // Of messages: how thoughts and calls will be told apart in the answer, which needs GenerateOptions::show_special.
+  // Null: the answer is plain text.
+  std::shared_ptr<const AnswerForm> answer;
   std::int64_t system_tokens = 0;  // tokens of the system messages that lead `messages`; 0 for other prompts
 };
 

@@ -52,6 +52,17 @@ struct Message {
   std::string name = {};                  // of a tool: its name
 };
 
+// Which tools the model may call.
+enum class ToolChoice {
+  kAuto,      // any, or none
+  kNone,      // none: the model does not hear of them
+  kRequired,  // at least one. Needs a grammar
+  kNamed,     // RequestOptions::tool_name. Needs a grammar
+};
+
+// Whether the model thinks before it answers, as far as the chat template has a say in it.
+enum class Thinking { kAuto, kOff, kOn };
+
 struct RequestOptions {
   // The input: exactly one of these three is not empty.
   std::string prompt;                // text, read as Session::read does
@@ -70,6 +81,10 @@ struct RequestOptions {
   // For `messages`: the tools that the chat template describes to the model, a JSON list in the form of OpenAI's API;
   // empty: none.
   std::string tools;
+  ToolChoice tool_choice = ToolChoice::kAuto;
+  std::string tool_name;            // of ToolChoice::kNamed
+  bool parallel_tool_calls = true;  // false: one call per answer at most
+  Thinking thinking = Thinking::kAuto;
   // For `tokens` that ModelText::encode_prompt made: its PromptTokens::stops. They end the text as `generate.stop`
   // does.
   std::vector<std::string> template_stops;

@@ -42,8 +42,19 @@ Status no_place(std::size_t index) {
 Status check_messages(std::span<const ChatMessage> messages, std::size_t first) {
   if (messages.empty()) return invalid_argument("there is no message; give one at least");
   for (const ChatMessage& message : messages.subspan(first))
-    if (message.role != "system" && message.role != "user" && message.role != "assistant")
-      return invalid_argument("the role \"{}\" is not known; use system, user or assistant", message.role);
+    if (message.role != "system" && message.role != "user" && message.role != "assistant" && message.role != "tool")
+      return invalid_argument("the role \"{}\" is not known; use system, user, assistant or tool", message.role);
+  return {};
+}
+
+// Conversations that grow by messages have no tools.
+Status check_no_tools(std::span<const ChatMessage> messages) {
+  for (const ChatMessage& message : messages) {
+    if (message.role == "tool")
+      return invalid_argument("the role \"tool\" is not known; use system, user or assistant");
+    if (!message.tool_calls.empty())
+      return unsupported("a conversation that is continued message by message takes no calls of tools");
+  }
   return {};
 }
 
@@ -116,6 +127,11 @@ ChatTemplate::ChatTemplate(ChatForm form, std::optional<jinja::Template> parsed,
       bos_text_(piece_of(vocabulary, vocabulary.bos)) {
   KVASIR_CHECK(parsed_.has_value() == failure_.ok());
   if (form_.control) reserve(vocabulary);
+  if (options.message_form) {
+    messages_ = *options.message_form;
+  } else if (parsed_) {
+    messages_ = find_message_form(form_.source, [this](const std::vector<Value>& messages) { return probe(messages); });
+  }
   if (parsed_) system_ = find_system_place();
   const std::optional<Text> after = parsed_ ? text_after_answer() : std::nullopt;
   closing_ = split_closing(after ? after->bytes() : piece_of(vocabulary, vocabulary.eos), vocabulary);
@@ -136,6 +152,7 @@ Result<std::unique_ptr<ChatTemplate>> ChatTemplate::with_arguments(
   ChatTemplateOptions options;
   options.now = now_;
   options.limits = limits_;
+  options.message_form = messages_;
   return std::make_unique<ChatTemplate>(std::move(form), parsed_, failure_, std::move(variables), options, vocabulary);
 }
 
@@ -151,13 +168,18 @@ void ChatTemplate::reserve(const Vocabulary& vocabulary) {
   }
 }
 
+std::optional<std::string> ChatTemplate::probe(const std::vector<Value>& messages) const {
+  jinja::Variables variables = variables_;
+  variables.emplace_back("messages", Value::list(messages));
+  variables.emplace_back("add_generation_prompt", Value::boolean(false));
+  const Result<Text> text = jinja::render(*parsed_, variables, now_, limits_);
+  return text.ok() ? std::optional(text->bytes()) : std::nullopt;
+}
+
 Result<ChatTemplate::Written> ChatTemplate::write(std::span<const ChatMessage> messages, bool open_answer) const {
   if (!parsed_) return failure_;
   jinja::Trace trace;
-  for (const ChatMessage& message : messages)
-    // The roles are checked, so they count as the template's text: templates write them inside their marks.
-    trace.subjects.push_back(Value::dict(
-        {{"role", Value::string(message.role, Origin::kTemplate)}, {"content", Value::string(message.content)}}));
+  for (const ChatMessage& message : messages) trace.subjects.push_back(message_value(message, messages_));
   jinja::Variables variables = variables_;
   variables.emplace_back("messages", Value::list(trace.subjects));
   variables.emplace_back("add_generation_prompt", Value::boolean(open_answer));
@@ -258,6 +280,7 @@ Result<ChatPrompt> ChatTemplate::render_unfinished(std::span<const ChatMessage> 
 Result<ChatPrompt> ChatTemplate::render_next(std::span<const ChatMessage> messages, std::size_t first,
                                              bool open_answer) const {
   KVASIR_CHECK(first <= messages.size());
+  KVASIR_RETURN_IF_ERROR(check_no_tools(messages.subspan(first)));
   KVASIR_RETURN_IF_ERROR(check_messages(messages, first));
   const bool leads = messages[0].role == "system";
   if (leads && first == 0 && system_ == SystemPlace::kNone) return no_place(0);

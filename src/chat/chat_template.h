@@ -14,17 +14,16 @@
 #include <utility>
 #include <vector>
 
+#include "chat/message_value.h"
 #include "jinja/jinja.h"
+#include "kvasir/request.h"
 #include "kvasir/status.h"
 #include "text/tokenizer.h"
 #include "text/vocabulary.h"
 
 namespace kvasir {
 
-struct ChatMessage {
-  std::string role;  // "system", "user" or "assistant"
-  std::string content;
-};
+using ChatMessage = Message;
 
 struct ChatPrompt {
   bool bos = false;  // the template writes BOS first; it is not among the segments
@@ -41,7 +40,8 @@ struct ChatTemplateOptions {
   std::time_t now = std::time(nullptr);  // the date for templates that write today's, in local time
   // More variables for the template: name and value. A value that is valid JSON is read as JSON; any other is a string.
   std::vector<std::pair<std::string, std::string>> arguments;
-  jinja::Limits limits;  // of one render
+  jinja::Limits limits;                     // of one render
+  std::optional<MessageForm> message_form;  // as found before; nothing: it is found by rendering probes
 };
 
 // A template's source before it is parsed.
@@ -75,11 +75,15 @@ class ChatTemplate {
   std::string_view name() const { return form_.name; }
   // Why the template's source cannot be used; OK if it can.
   const Status& failure() const { return failure_; }
+  std::string_view source() const { return form_.source; }
+  // How messages are given to the template.
+  const MessageForm& message_form() const { return messages_; }
 
   // Writes a whole conversation, character by character as the model's template does. `open_answer`: end with the
   // opening of an assistant message, for the model to continue (the template's add_generation_prompt).
-  // Errors: kInvalidArgument if there is no message, for an unknown role, and where the template fails or raises an
-  // exception: its message, line and column. kResourceExhausted if the template takes too much time or memory.
+  // Tools come as the argument "tools" (with_arguments). Errors: kInvalidArgument if there is no message, for an
+  // unknown role, and where the template fails or raises an exception: its message, line and column. kResourceExhausted
+  // if the template takes too much time or memory.
   Result<ChatPrompt> render(std::span<const ChatMessage> messages, bool open_answer) const;
 
   // Writes a whole conversation up to the end of the last message's content, for the model to continue that message.
@@ -120,6 +124,7 @@ class ChatTemplate {
   // Where a leading system message is written.
   enum class SystemPlace { kOwn, kInUser, kNone };
 
+  std::optional<std::string> probe(const std::vector<jinja::Value>& messages) const;
   Result<Written> write(std::span<const ChatMessage> messages, bool open_answer) const;
   Result<jinja::Text> write_from(std::span<const ChatMessage> messages, std::size_t first, bool open_answer) const;
   Status check_systems(std::span<const ChatMessage> messages, std::size_t first) const;
@@ -130,6 +135,7 @@ class ChatTemplate {
   void reserve(const Vocabulary& vocabulary);
 
   ChatForm form_;
+  MessageForm messages_;
   std::vector<std::string> given_stops_;  // of `form`: without those the probes found
   std::optional<jinja::Template> parsed_;
   Status failure_;

@@ -211,6 +211,9 @@ class EngineImpl final : public Engine {
     KVASIR_RETURN_IF_ERROR(prompt_field(options).status());
     if (base == nullptr || base->runner() != runner())
       return invalid_argument("the session is not one of this engine").about({"session"});
+    if (!options.tools.empty() || options.thinking != Thinking::kAuto)
+      return invalid_argument("a request that continues a session has no tools, and thinks as the session does")
+          .about({"tools"});
     if (options.samples != 1 || !options.template_arguments.empty())
       return invalid_argument("a request that continues a session has one sample and no template arguments")
           .about({"samples", "template_arguments"});

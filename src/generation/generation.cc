@@ -172,6 +172,7 @@ Generation::Generation(const Tokenizer& tokenizer, const GenerateOptions& option
   KVASIR_CHECK(validate(options).ok());
   max_tokens_ = options.max_tokens;
   ignore_eos_ = options.ignore_eos;
+  show_special_ = options.show_special;
   logprobs_ = options.logprobs;
   if (options.grammar != nullptr) grammar_.emplace(options.grammar);
   for (const TokenId token : newest) observe(token);
@@ -192,6 +193,7 @@ Result<Generation> Generation::from_state(const Tokenizer& tokenizer, Generation
   Generation generation(tokenizer, {std::move(sampler), std::move(limits), std::move(matcher), std::move(stream)});
   generation.max_tokens_ = state.max_tokens;
   generation.ignore_eos_ = state.ignore_eos;
+  generation.show_special_ = state.show_special;
   generation.text_ = std::move(state.text);
   generation.tokens_ = state.tokens;
   generation.pending_ = state.pending;
@@ -208,10 +210,11 @@ Result<Generation> Generation::from_state(const Tokenizer& tokenizer, Generation
 }
 
 GenerationState Generation::state() const {
-  return {max_tokens_,      ignore_eos_, matcher_.stops(), matcher_.shown(), limits_.state(),
-          sampler_.state(), undrawn_,    matcher_.state(), stream_.state(),  text_,
-          tokens_,          pending_,    finish_reason_,   end_token_,       stop_token_,
-          logprobs_,        choices_,    end_choice_,      grammar_,         grammar_ended_};
+  return {max_tokens_,     ignore_eos_,      show_special_, matcher_.stops(), matcher_.shown(),
+          limits_.state(), sampler_.state(), undrawn_,      matcher_.state(), stream_.state(),
+          text_,           tokens_,          pending_,      finish_reason_,   end_token_,
+          stop_token_,     logprobs_,        choices_,      end_choice_,      grammar_,
+          grammar_ended_};
 }
 
 Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
@@ -301,7 +304,10 @@ std::string Generation::accept(TokenId token) {
   // A marker's text is seen only by a stop string that equals it.
   const std::string& piece = tokenizer_->vocabulary().pieces[static_cast<std::size_t>(token)];
   const bool stops = is_marker(tokenizer_->vocabulary(), token) && std::ranges::count(matcher_.stops(), piece) > 0;
-  std::string text = may_stop && stops ? stream_.push(token) : stream_.push_shown(token);
+  const bool named = show_special_ && !tokenizer_->is_end(token);
+  std::string text = named               ? stream_.push_named(token)
+                     : may_stop && stops ? stream_.push(token)
+                                         : stream_.push_shown(token);
   if (may_stop) text = matcher_.push(text);
   text_ += text;
   if (matcher_.stopped()) settle(FinishReason::kStop);

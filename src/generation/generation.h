@@ -41,6 +41,7 @@ Status validate(const GenerateOptions& options, int vocabulary);
 struct GenerationState {
   std::int64_t max_tokens = -1;
   bool ignore_eos = false;
+  bool show_special = false;
   std::vector<std::string> stops;  // those of the options and of the chat template
   std::size_t shown_stops = 0;     // so many of them, from the first, are part of the text
   TokenLimitsState limits;
@@ -140,6 +141,7 @@ class Generation {
   const Tokenizer* tokenizer_;
   std::int64_t max_tokens_ = -1;
   bool ignore_eos_ = false;
+  bool show_special_ = false;
   Sampler sampler_;
   TokenLimits limits_;
   StopMatcher matcher_;

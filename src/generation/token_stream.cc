@@ -53,6 +53,13 @@ std::string TokenStream::push_shown(TokenId token) {
   return text;
 }
 
+std::string TokenStream::push_named(TokenId token) {
+  std::string text = push(token);
+  if (tokenizer_->vocabulary().kinds[static_cast<std::size_t>(token)] == TokenKind::kControl)
+    text += flush() + tokenizer_->bytes_of(token, true);
+  return text;
+}
+
 std::string TokenStream::flush() {
   // What push() held back is one incomplete character, hence one maximal subpart.
   const bool incomplete = !pending_.empty();

@@ -33,6 +33,9 @@ class TokenStream {
   // As push, but leaves out the text of a marker (is_marker), which generated text does not show.
   std::string push_shown(TokenId token);
 
+  // As push, but a control token's text is its name.
+  std::string push_named(TokenId token);
+
   // Returns U+FFFD for an incomplete character, or "" if there is none. Call it after the last token.
   std::string flush();
 

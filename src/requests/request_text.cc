@@ -7,34 +7,25 @@
 #include "base/status.h"
 #include "chat/chat_template.h"
 #include "chat/system_prefix.h"
+#include "dialogue/conversation.h"
 #include "scheduler/task.h"
 #include "text/utf8.h"
 
 namespace kvasir {
 namespace {
 
-Result<RequestText> encode_messages(const LoadedModel& model, const RequestOptions& options) {
+Result<RequestText> encode_messages(const LoadedModel& model, FormatCache& formats, const RequestOptions& options) {
   const Tokenizer& tokenizer = *model.tokenizer;
-  std::unique_ptr<ChatTemplate> own;
-  if (!options.template_arguments.empty()) {
-    KVASIR_ASSIGN_OR_RETURN(own, model.chat->with_arguments(options.template_arguments, tokenizer.vocabulary()));
-  }
-  const ChatTemplate& chat = own != nullptr ? *own : *model.chat;
-  std::vector<ChatMessage> said;
-  for (const Message& message : options.messages) {
-    KVASIR_RETURN_IF_ERROR(check_utf8(message.content));  // encoding would count the template's bytes, too
-    said.push_back({message.role, message.content});
-  }
-  PromptEnd end = options.prompt_end;
-  if (end == PromptEnd::kAuto) end = said.back().role == "assistant" ? PromptEnd::kContinue : PromptEnd::kOpen;
-  KVASIR_ASSIGN_OR_RETURN(const ChatPrompt prompt, end == PromptEnd::kContinue
-                                                       ? chat.render_unfinished(said)
-                                                       : chat.render(said, end == PromptEnd::kOpen));
+  KVASIR_ASSIGN_OR_RETURN(Conversation conversation,
+                          write_conversation(*model.chat, tokenizer.vocabulary(), formats, options));
+  const ChatTemplate& chat = conversation.own != nullptr ? *conversation.own : *model.chat;
   RequestText text;
-  KVASIR_ASSIGN_OR_RETURN(text.tokens, encode_chat(tokenizer, prompt));
+  KVASIR_ASSIGN_OR_RETURN(text.tokens, encode_chat(tokenizer, conversation.prompt));
   text.stops = chat.stop();
+  text.answer = std::move(conversation.answer);
   // Without a user's message the conversation ends before it.
-  text.system_tokens = std::min(system_tokens(tokenizer, chat, said), static_cast<std::int64_t>(text.tokens.size()));
+  text.system_tokens =
+      std::min(system_tokens(tokenizer, chat, conversation.messages), static_cast<std::int64_t>(text.tokens.size()));
   // An end token that only the request's own arguments write is not among the tokenizer's.
   if (const auto end = chat.end_token(); end && !tokenizer.is_end(*end)) text.stops.push_back(chat.closing().end);
   return text;
@@ -57,17 +48,17 @@ Result<RequestText> encode_text(const LoadedModel& model, const RequestOptions& 
   return text;
 }
 
-Result<RequestText> encode(const LoadedModel& model, const RequestOptions& options) {
-  if (!options.messages.empty()) return encode_messages(model, options);
+Result<RequestText> encode(const LoadedModel& model, FormatCache& formats, const RequestOptions& options) {
+  if (!options.messages.empty()) return encode_messages(model, formats, options);
   if (!options.prompt.empty()) return encode_text(model, options);
   KVASIR_RETURN_IF_ERROR(check_tokens(model, options.tokens));
   return RequestText{options.tokens, options.template_stops};
 }
 
 // REQUIRES: `options` has one prompt. Only its text is read.
-Result<RequestText> encode_one(const LoadedModel& model, const RequestOptions& options) {
+Result<RequestText> encode_one(const LoadedModel& model, FormatCache& formats, const RequestOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(const std::string_view field, prompt_field(options));
-  Result<RequestText> text = encode(model, options);
+  Result<RequestText> text = encode(model, formats, options);
   if (!text.ok()) return about_unless_said(text.status(), field);
   if (text->tokens.empty()) return invalid_argument("the prompt holds no token; give some text").about({field});
   return text;
@@ -82,8 +73,8 @@ class LoadedText final : public ModelText {
       if (options.session != nullptr)
         return unsupported("the text of a session's request depends on the session; submit it as it is")
             .about({"session"});
-      KVASIR_ASSIGN_OR_RETURN(RequestText text, encode_one(*model_, options));
-      return PromptTokens{std::move(text.tokens), std::move(text.stops), text.system_tokens};
+      KVASIR_ASSIGN_OR_RETURN(RequestText text, encode_one(*model_, formats_, options));
+      return PromptTokens{std::move(text.tokens), std::move(text.stops), std::move(text.answer), text.system_tokens};
     });
   }
   Result<std::shared_ptr<const Grammar>> compile(const GrammarSource& source) const override {
@@ -91,11 +82,8 @@ class LoadedText final : public ModelText {
   }
 
   Result<std::int64_t> system_tokens(std::span<const Message> messages) const override {
-    return guarded([&]() -> Result<std::int64_t> {
-      std::vector<ChatMessage> said;
-      for (const Message& message : messages) said.push_back({message.role, message.content});
-      return kvasir::system_tokens(*model_->tokenizer, *model_->chat, said);
-    });
+    return guarded(
+        [&]() -> Result<std::int64_t> { return kvasir::system_tokens(*model_->tokenizer, *model_->chat, messages); });
   }
   Result<std::vector<std::int32_t>> encode(std::string_view text, bool add_special, bool parse_special) const override {
     return guarded(
@@ -116,6 +104,7 @@ class LoadedText final : public ModelText {
 
  private:
   std::shared_ptr<const LoadedModel> model_;
+  mutable FormatCache formats_;
 };
 
 }  // namespace
@@ -149,7 +138,8 @@ Result<std::string_view> prompt_field(const RequestOptions& options) {
 
 Result<RequestText> encode_request(const LoadedModel& model, const RequestOptions& options) {
   KVASIR_RETURN_IF_ERROR(check_request(model, options));
-  return encode_one(model, options);
+  FormatCache formats;
+  return encode_one(model, formats, options);
 }
 
 }  // namespace kvasir

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "kvasir/answer.h"
 #include "kvasir/engine.h"
 #include "retention/policy.h"
 #include "scheduler/batch_runner.h"
@@ -18,8 +19,9 @@ namespace kvasir {
 // A request's text as token ids.
 struct RequestText {
   std::vector<TokenId> tokens;
-  std::vector<std::string> stops;  // of the chat template, for messages
-  std::int64_t system_tokens = 0;  // PromptTokens::system_tokens
+  std::vector<std::string> stops;                 // of the chat template, for messages
+  std::int64_t system_tokens = 0;                 // PromptTokens::system_tokens
+  std::shared_ptr<const AnswerForm> answer = {};  // PromptTokens::answer
 };
 
 // The interface to a session for a request that continues it (RequestOptions::session). The request runs on a copy, so

@@ -133,10 +133,10 @@ TEST(ChatTemplate, PlainWithoutMarkers) {
 
 TEST(ChatTemplate, RefusesUnknownRolesAndBadText) {
   for (const Vocabulary& vocabulary : {test::byte_vocabulary(), marker_vocabulary(TokenKind::kControl)}) {
-    const std::vector<ChatMessage> tool = {{"tool", "x"}};
+    const std::vector<ChatMessage> tool = {{"judge", "x"}};
     const auto prompt = template_of(vocabulary)->render(tool, true);
     ASSERT_EQ(prompt.status().code(), StatusCode::kInvalidArgument);
-    EXPECT_THAT(prompt.status().message(), HasSubstr("\"tool\""));
+    EXPECT_THAT(prompt.status().message(), HasSubstr("\"judge\""));
     const std::vector<ChatMessage> bad = {{"user", "\xFF"}};
     const auto rendered = template_of(vocabulary)->render(bad, true);
     ASSERT_TRUE(rendered.ok());

@@ -135,10 +135,44 @@ TEST(ApiBodies, WhatCannotBeHonouredIsNamed) {
                        "modalities":["text"],"unheard_of":{"x":1}})")
                   .ok());
   EXPECT_EQ(field(chat(R"({"messages":[{"role":"user","content":[{"type":"image_url"}]}]})")), "messages");
-  EXPECT_EQ(field(chat(R"({"messages":[{"role":"tool","content":"x"}]})")), "messages");
+  EXPECT_EQ(field(chat(R"({"messages":[{"role":"function","content":"x"}]})")), "messages");
   EXPECT_EQ(field(chat(R"({"stop":["x",""]})")), "stop");
   EXPECT_EQ(field(chat(R"({"user":5})")), "user");
   EXPECT_EQ(field(chat(R"({"priority":5000})")), "priority");
+}
+
+TEST(ApiBodies, ToolsAndThoughts) {
+  const auto request = chat(R"({"tools":[{"type":"function","function":{"name":"f"}}],"parallel_tool_calls":false,
+      "reasoning_effort":"none","messages":[{"role":"user","content":"x"},
+      {"role":"assistant","content":null,"reasoning_content":"t","tool_calls":[
+        {"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}]},
+      {"role":"tool","tool_call_id":"c","content":[{"type":"text","text":"r"}]}]})");
+  ASSERT_TRUE(request.ok()) << request.status().message();
+  EXPECT_EQ(request->options.tools, R"([{"function":{"name":"f"},"type":"function"}])");
+  EXPECT_FALSE(request->options.parallel_tool_calls);
+  EXPECT_EQ(request->options.thinking, Thinking::kOff);
+  const std::vector<Message>& said = request->options.messages;
+  EXPECT_EQ(said[1].reasoning, "t");
+  ASSERT_EQ(said[1].tool_calls.size(), 1u);
+  EXPECT_EQ(said[1].tool_calls[0].id, "c");
+  EXPECT_EQ(said[2].tool_call_id, "c");
+  EXPECT_EQ(said[2].content, "r");
+  constexpr const char* kTools = R"("tools":[{"type":"function","function":{"name":"f"}}])";
+  const auto with = [&](std::string more) {
+    return field(chat(("{" + std::string(kTools) + "," + more + "}").c_str()));
+  };
+  EXPECT_EQ(with(R"("tool_choice":"required")"), "tool_choice");
+  EXPECT_EQ(with(R"("tool_choice":{"type":"function","function":{"name":"f"}})"), "tool_choice");
+  EXPECT_EQ(with(R"("tool_choice":5)"), "tool_choice");
+  EXPECT_EQ(with(R"("session":"s")"), "tools");
+  EXPECT_EQ(field(chat(R"({"reasoning_budget_tokens":5})")), "reasoning_budget_tokens");
+  EXPECT_EQ(field(chat(R"({"reasoning_format":"none"})")), "reasoning_format");
+  for (const char* calls : {"5", "[5]", "[{}]", R"([{"type":"x","function":{"name":"f"}}])",
+                            R"([{"function":{"name":"f","arguments":5}}])", R"([{"function":{"name":""}}])"})
+    EXPECT_EQ(field(chat((R"({"messages":[{"role":"assistant","tool_calls":)" + std::string(calls) + "}]}").c_str())),
+              "messages");
+  EXPECT_EQ(field(chat(R"({"messages":[{"role":"user","content":"x","tool_calls":[{"function":{"name":"f"}}]}]})")),
+            "messages");
 }
 
 TEST(ApiBodies, Kv) {

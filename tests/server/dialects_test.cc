@@ -57,13 +57,13 @@ Result<ReadBody> read(const Dialect& dialect, const Json& body) {
 
 // An answer that thinks, speaks and calls a tool, part by part.
 std::vector<AnswerPiece> parts_of_answer() {
-  return {{Kind::kReasoning, 0, "", "", "Hm"},
-          {Kind::kReasoning, 0, "", "", "m."},
-          {Kind::kContent, 0, "", "", "Let me look."},
-          {Kind::kCallBegin, 0, "call_1", "look", ""},
-          {Kind::kCallArguments, 0, "", "", R"({"at":)"},
-          {Kind::kCallArguments, 0, "", "", R"("sea"})"},
-          {Kind::kCallEnd, 0, "", "", ""}};
+  return {{Kind::kReasoning, 0, "Hm", "", ""},
+          {Kind::kReasoning, 0, "m.", "", ""},
+          {Kind::kContent, 0, "Let me look.", "", ""},
+          {Kind::kCallBegins, 0, "", "call_1", "look"},
+          {Kind::kArguments, 0, R"({"at":)", "", ""},
+          {Kind::kArguments, 0, R"("sea"})", "", ""},
+          {Kind::kCallEnds, 0, "", "", ""}};
 }
 
 struct Written {
@@ -92,7 +92,9 @@ Written write(const Dialect& dialect, const Json& body) {
   for (const AnswerPiece& part : parts) written.stream += writer.pieces(choice, {&part, 1}, {});
   written.stream += writer.end_choice(choice, {});
   written.stream += writer.end(totals);
-  choice.parts = parts;
+  Answer answer;
+  for (const AnswerPiece& part : parts) answer.add(part);
+  choice.answer = &answer;
   Result<ReadBody> again = read(dialect, body);
   again->writer->start(head, 5);
   written.whole = again->writer->whole({&choice, 1}, totals);

@@ -19,7 +19,7 @@ ROOMS = ['offload', 'runtime', 'sequence', 'planning', 'scheduler', 'prefix_stor
 UPPER = {'prefix', *ROOMS}
 # What reads a model, and what makes text of tokens.
 READS_MODELS = {'gguf', 'model'}
-TEXTS = {'text', 'jinja', 'chat', 'generation'}
+TEXTS = {'text', 'jinja', 'chat', 'dialogue', 'generation'}
 
 
 def above(room):
@@ -33,10 +33,11 @@ NEVER = {
     'kv': {'retention'} | READS_MODELS | TEXTS | UPPER,
     'retention': READS_MODELS | TEXTS | UPPER,
     'model': {'kv', 'retention', 'generation'} | UPPER,
-    'text': {'chat', 'generation', 'backend', 'kv'} | READS_MODELS | UPPER,
-    'jinja': {'text', 'chat', 'generation', 'backend', 'kv', 'retention'} | READS_MODELS | UPPER,
-    'chat': {'generation', 'backend', 'kv', 'retention'} | READS_MODELS | UPPER,
-    'generation': {'chat', 'backend', 'kv', 'retention'} | READS_MODELS | UPPER,
+    'text': {'chat', 'dialogue', 'generation', 'backend', 'kv'} | READS_MODELS | UPPER,
+    'jinja': {'text', 'chat', 'dialogue', 'generation', 'backend', 'kv', 'retention'} | READS_MODELS | UPPER,
+    'chat': {'dialogue', 'generation', 'backend', 'kv', 'retention'} | READS_MODELS | UPPER,
+    'dialogue': {'generation', 'backend', 'kv', 'retention'} | READS_MODELS | UPPER,
+    'generation': {'chat', 'dialogue', 'backend', 'kv', 'retention'} | READS_MODELS | UPPER,
     'prefix': {'retention'} | READS_MODELS | TEXTS | set(ROOMS),
     'offload': {'prefix'} | READS_MODELS | TEXTS | above('offload'),
     'runtime': {'prefix', 'retention', 'generation'} | above('runtime'),
@@ -55,7 +56,7 @@ NEVER = {
 MAY_NAME_A_BACKEND = {'backend', 'runtime', 'cli'}
 
 # Libraries that only these know.
-MAY_INCLUDE = {'nlohmann': {'cli', 'hub', 'jinja', 'report', 'server'}}
+MAY_INCLUDE = {'nlohmann': {'cli', 'dialogue', 'hub', 'jinja', 'report', 'server'}}
 
 
 def declared(src):

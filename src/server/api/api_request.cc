@@ -16,6 +16,7 @@
 #include "server/api/json_fields.h"
 #include "server/api/known_fields.h"
 #include "server/api/sampling_fields.h"
+#include "server/api/tool_fields.h"
 
 namespace kvasir::server {
 namespace {
@@ -174,6 +175,11 @@ Status read_session(const Fields& body, ApiRequest& request) {
   if (request.options.samples != 1)
     return invalid_argument("a session is continued by one prompt with one answer; omit 'n' and 'best_of'")
         .about({"session"});
+  if (!request.options.tools.empty())
+    return invalid_argument("a session takes no tools; omit 'tools', or the session").about({"tools"});
+  if (request.options.thinking != Thinking::kAuto)
+    return invalid_argument("a session thinks as the server's template arguments say; omit the fields about thinking")
+        .about({"session"});
   if (!request.options.template_arguments.empty())
     return invalid_argument("a session takes the server's template arguments; omit 'chat_template_kwargs'")
         .about({"chat_template_kwargs"});
@@ -260,15 +266,17 @@ Result<std::vector<Message>> read_messages(const Fields& body) {
     const Json* role = find_field(each, "role");
     if (role == nullptr || !role->is_string())
       return invalid_argument("'messages[{}].role' must be a string", i).about({"messages"});
-    const Json* calls = find_field(each, "tool_calls");
-    if ((calls != nullptr && *calls != Json::array()) || *role == "tool" || *role == "function")
-      return make_status(StatusCode::kUnsupported, "'messages[{}]' is about tools, which are not supported here", i)
+    if (*role == "function")
+      return make_status(StatusCode::kUnsupported,
+                         "'messages[{}]' has the role \"function\", which is not supported here; \"tool\" is", i)
           .about({"messages"});
     // The content of an assistant's message may be null, as in an answer without text.
-    if (find_field(each, "content") == nullptr && !(*role == "assistant" && each.contains("content")))
+    const bool calls = find_field(each, "tool_calls") != nullptr;
+    if (find_field(each, "content") == nullptr && !(*role == "assistant" && (calls || each.contains("content"))))
       return invalid_argument("'messages[{}].content' is missing", i).about({"messages"});
     KVASIR_ASSIGN_OR_RETURN(std::string content, read_content(each, i));
     messages.push_back({*role == "developer" ? "system" : role->get<std::string>(), std::move(content)});
+    KVASIR_RETURN_IF_ERROR(read_message_parts(each, i, messages.back()));
   }
   return messages;
 }
@@ -315,6 +323,8 @@ Result<ApiRequest> read_prompts(const Fields& body, bool chat) {
   }
   KVASIR_ASSIGN_OR_RETURN(request.options.messages, read_messages(body));
   KVASIR_RETURN_IF_ERROR(read_template_arguments(body, request.options));
+  KVASIR_RETURN_IF_ERROR(read_tools(body, request.options));
+  KVASIR_RETURN_IF_ERROR(read_thinking(body, request.options));
   KVASIR_RETURN_IF_ERROR(read_prompt_end(body, request.options));
   return request;
 }

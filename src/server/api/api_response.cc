@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <utility>
 
+#include "server/api/answer_pieces.h"
 #include "server/api/kv_report_json.h"
 #include "server/http/http_message.h"
 
@@ -222,6 +224,11 @@ Json chunk_of(const AnswerHead& head, int sample, Json content) {
   return chunk;
 }
 
+std::string_view finish_reason_of(const Choice& choice) {
+  const std::string_view reason = api_finish_reason(choice.result->finish_reason);
+  return reason == "stop" && choice.answer != nullptr && !choice.answer->calls.empty() ? "tool_calls" : reason;
+}
+
 }  // namespace
 
 std::string_view api_finish_reason(FinishReason reason) {
@@ -262,10 +269,12 @@ Json answer_of(const AnswerHead& head, std::span<const Choice> choices, const Us
   Json answer = object_of(head, head.chat ? "chat.completion" : "text_completion");
   for (const Choice& each : choices) {
     Json choice = {{"index", each.index},
-                   {"finish_reason", api_finish_reason(each.result->finish_reason)},
+                   {"finish_reason", finish_reason_of(each)},
                    {"logprobs", logprobs_of(head, each, logprobs)}};
     const std::string text = std::string(each.echo) + each.result->text;
-    if (head.chat) {
+    if (each.answer != nullptr) {
+      choice["message"] = message_of(*each.answer);
+    } else if (head.chat) {
       choice["message"] = {{"role", "assistant"}, {"content", text}, {"refusal", nullptr}};
     } else {
       choice["text"] = text;
@@ -307,9 +316,14 @@ Json text_chunk(const AnswerHead& head, int index, std::string_view text, std::s
   return chunk_of(head, index, std::move(content));
 }
 
+Json delta_chunk(const AnswerHead& head, int index, Json delta, std::span<const GeneratedToken> tokens, bool logprobs) {
+  return chunk_of(head, index,
+                  {{"delta", std::move(delta)}, {"logprobs", logprobs_of(head, tokens, nullptr, logprobs, nullptr)}});
+}
+
 Json last_chunk(const AnswerHead& head, const Choice& choice, std::span<const GeneratedToken> tokens, bool logprobs,
                 std::size_t* offset) {
-  Json content = {{"finish_reason", api_finish_reason(choice.result->finish_reason)},
+  Json content = {{"finish_reason", finish_reason_of(choice)},
                   {"logprobs", logprobs_of(head, tokens, end_of(*choice.result), logprobs, offset)}};
   content[head.chat ? "delta" : "text"] = head.chat ? Json::object() : Json("");
   if (head.token_ids) content["token_ids"] = ids_of(tokens, end_of(*choice.result));

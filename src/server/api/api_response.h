@@ -9,10 +9,10 @@
 #include <string_view>
 #include <vector>
 
+#include "kvasir/answer.h"
 #include "kvasir/options.h"
 #include "kvasir/result.h"
 #include "kvasir/status.h"
-#include "server/api/answer_piece.h"
 #include "server/http/error_text.h"
 
 namespace kvasir::server {
@@ -45,8 +45,8 @@ nlohmann::json usage_of(const Usage& usage);
 struct Choice {
   int index = 0;
   const GenerateResult* result = nullptr;
+  const Answer* answer = nullptr;            // of a chat: thoughts and calls; null: the result's text is the answer
   std::string_view echo;                     // precedes the choice's text
-  std::span<const AnswerPiece> parts;        // of the answer, if it was parsed
   std::span<const std::int32_t> prompt_ids;  // tokens of the prompt, if they are reported
   std::span<const std::string> pieces;       // of the prompt's tokens, if its log-probabilities are reported
   std::int64_t most_tokens = -1;             // the limit of tokens that the server set; -1: the client set one
@@ -64,6 +64,9 @@ nlohmann::json answer_of(const AnswerHead& head, std::span<const Choice> choices
 nlohmann::json first_chunk(const AnswerHead& head, const Choice& choice, std::size_t* offset);
 nlohmann::json text_chunk(const AnswerHead& head, int index, std::string_view text,
                           std::span<const GeneratedToken> tokens, bool logprobs, std::size_t* offset);
+// As text_chunk, for a part of a chat's answer in the form of its API. `tokens`: as there.
+nlohmann::json delta_chunk(const AnswerHead& head, int index, nlohmann::json delta,
+                           std::span<const GeneratedToken> tokens, bool logprobs);
 nlohmann::json last_chunk(const AnswerHead& head, const Choice& choice, std::span<const GeneratedToken> tokens,
                           bool logprobs, std::size_t* offset);
 // Chunks of the whole stream, without a choice.

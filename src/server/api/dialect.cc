@@ -4,16 +4,13 @@ namespace kvasir::server {
 
 Message message_of(const Choice& choice) {
   Message message{"assistant", {}};
-  if (choice.parts.empty()) message.content = choice.result->text;
-  for (const AnswerPiece& piece : choice.parts) switch (piece.kind) {
-      case AnswerPiece::Kind::kContent: message.content += piece.text; break;
-      case AnswerPiece::Kind::kReasoning: message.reasoning += piece.text; break;
-      case AnswerPiece::Kind::kCallBegin: message.tool_calls.push_back({piece.id, piece.name, {}}); break;
-      case AnswerPiece::Kind::kCallArguments:
-        if (!message.tool_calls.empty()) message.tool_calls.back().arguments += piece.text;
-        break;
-      case AnswerPiece::Kind::kCallEnd: break;
-    }
+  if (choice.answer == nullptr) {
+    message.content = choice.result->text;
+    return message;
+  }
+  message.content = choice.answer->content;
+  message.reasoning = choice.answer->reasoning;
+  message.tool_calls = choice.answer->calls;
   return message;
 }
 

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "kvasir/answer.h"
 #include "kvasir/model_text.h"
-#include "server/api/answer_piece.h"
 #include "server/api/api_request.h"
 #include "server/api/api_response.h"
 #include "server/http/exchange.h"

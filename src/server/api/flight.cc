@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <functional>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -141,7 +142,7 @@ void Flight::submit() {
   std::int64_t prompt_tokens = 0;
   for (const ReadyPrompt& each : ready_.prompts) prompt_tokens += std::ssize(each.prompt.tokens);
   ready_.writer->start(head_, prompt_tokens);
-  samples_.begin();
+  samples_.begin(std::hash<std::string>()(head_.id));
   const std::size_t parts = samples_.parts().size();
   for (std::size_t part = 0; part < parts; ++part) {
     RequestOptions one = options;
@@ -205,18 +206,29 @@ void Flight::happened(std::size_t part, const Event& event) {
     case Event::Kind::kText:
       record_.note_text(sample);
       record_.note_progress(samples_);
-      if (!request().stream) break;
-      plain_.text = event.text;
-      exchange_.answer->write(ready_.writer->pieces(samples_.choice_of(part, number), {&plain_, 1}, event.choices));
+      if (sample.parser != nullptr) {
+        write_pieces(samples_.choice_of(part, number), Samples::read(sample, event.text, false), event.choices);
+      } else if (request().stream) {
+        plain_.text = event.text;
+        write_pieces(samples_.choice_of(part, number), {&plain_, 1}, event.choices);
+      }
       break;
     case Event::Kind::kFailed: fail(event.status); break;
     case Event::Kind::kFinished:
       samples_.end(sample, event.result);
+      if (sample.parser != nullptr) write_pieces(samples_.choice_of(part, number), Samples::read(sample, "", true), {});
       if (request().stream)
         exchange_.answer->write(ready_.writer->end_choice(samples_.choice_of(part, number), event.choices));
       if (samples_.left() == 0) ended();
       break;
   }
+}
+
+void Flight::write_pieces(const Choice& choice, std::span<const AnswerPiece> pieces,
+                          std::span<const GeneratedToken> tokens) {
+  if (!request().stream) return;
+  const std::string bytes = ready_.writer->pieces(choice, pieces, tokens);
+  if (!bytes.empty()) exchange_.answer->write(bytes);
 }
 
 void Flight::ended() {

@@ -8,8 +8,10 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "server/admin/traffic.h"
 #include "server/api/dialect.h"
@@ -60,6 +62,7 @@ class Flight : public std::enable_shared_from_this<Flight> {
   void accepted(const Status& status);
   void begin_stream();
   void happened(std::size_t part, const Event& event);
+  void write_pieces(const Choice& choice, std::span<const AnswerPiece> pieces, std::span<const GeneratedToken> tokens);
   void ended();
   void saved(const Status& status);
   void answer();

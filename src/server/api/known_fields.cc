@@ -18,14 +18,12 @@ struct RefusedField {
 };
 
 constexpr const char* kOmit = "omit it";
-constexpr const char* kNoTools = "omit it";
+constexpr const char* kUseTools = "use 'tools' and 'tool_choice'";
 
 constexpr RefusedField kRefused[] = {
     // Tools.
-    {"tools", "", kNoTools},
-    {"tool_choice", R"("none")", kNoTools},
-    {"functions", "", kNoTools},
-    {"function_call", R"("none")", kNoTools},
+    {"functions", "", kUseTools},
+    {"function_call", R"("none")", kUseTools},
     // Formats of the answer.
     {"format", "", "use 'response_format'"},
     // Other forms of input and output.
@@ -76,9 +74,7 @@ constexpr RefusedField kRefused[] = {
 bool changes_nothing(const RefusedField& field, const Json& value, bool chat) {
   if ((value.is_structured() && value.empty()) || value == "") return true;
   // Without tools "auto" calls none.
-  if (value == "auto" &&
-      (field.name == std::string_view("tool_choice") || field.name == std::string_view("function_call")))
-    return true;
+  if (value == "auto" && field.name == std::string_view("function_call")) return true;
   // A chat template writes its special tokens itself.
   if (field.name == std::string_view("add_special_tokens")) return value == !chat;
   return field.neutral[0] != '\0' && value == Json::parse(field.neutral);

@@ -197,15 +197,6 @@ Result<ReadyPrompt> ready_prompt(const StepThread& steps, const ApiRequest& requ
   return ready;
 }
 
-// Refuses what the engine cannot do yet, instead of leaving it out of the prompt.
-Status check_tools(const RequestOptions& options) {
-  bool tools = !options.tools.empty();
-  for (const Message& message : options.messages)
-    tools = tools || !message.tool_calls.empty() || message.role == "tool";
-  if (!tools) return {};
-  return unsupported("tools are not supported here; omit 'tools' and messages about their calls").about({"tools"});
-}
-
 Status compile_grammar(const ModelText& text, std::string_view body, ApiRequest& request) {
   if (!request.grammar) return {};
   if (!request.grammar_path.empty()) request.grammar->text = raw_member(body, request.grammar_path);
@@ -274,7 +265,6 @@ Status in_body(const Status& status) {
 }
 
 Result<PromptTokens> encode_request_text(const ModelText& text, const RequestOptions& options) {
-  KVASIR_RETURN_IF_ERROR(check_tools(options));
   Result<PromptTokens> prompt = text.encode_prompt(options);
   return prompt.ok() ? std::move(prompt) : in_body(prompt.status());
 }
@@ -311,7 +301,6 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
     if (!ready.request.session.empty()) KVASIR_RETURN_IF_ERROR(check_no_prefix(json, ready.request.hints));
   }
   RequestOptions& options = ready.request.options;
-  KVASIR_RETURN_IF_ERROR(check_tools(options));
   KVASIR_RETURN_IF_ERROR(compile_grammar(steps.text(), body, ready.request));
   if (!ready.request.session.empty()) {
     KVASIR_RETURN_IF_ERROR(check_session_text(ready.request));
@@ -327,8 +316,10 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
   if (ready.request.chat) {
     KVASIR_ASSIGN_OR_RETURN(ready.prompts.emplace_back(), ready_prompt(steps, ready.request, options));
     options.protect = std::max(options.protect, ready.prompts.back().prompt.system_tokens);
+    options.generate.show_special = ready.prompts.back().prompt.answer != nullptr;
     options.messages.clear();
     options.template_arguments.clear();
+    options.tools.clear();
   }
   for (ApiPrompt& prompt : ready.request.prompts) {
     RequestOptions one;

@@ -14,11 +14,22 @@ double mean_log_probability(const GenerateResult& result) {
 
 }  // namespace
 
-void Samples::begin() {
+void Samples::begin(std::uint64_t seed) {
   parts_.resize(std::max<std::size_t>(1, request_.prompts.size()));
   const auto samples = static_cast<std::size_t>(request_.request.options.samples);
   for (Part& part : parts_) part.samples.resize(samples);
   left_ = parts_.size() * samples;
+  for (std::size_t part = 0; part < request_.prompts.size(); ++part)
+    if (const AnswerForm* form = request_.prompts[part].prompt.answer.get(); form != nullptr)
+      for (Sample& sample : parts_[part].samples) sample.parser = form->parser(++seed);
+}
+
+std::vector<AnswerPiece> Samples::read(Sample& sample, std::string_view text, bool ends) {
+  std::vector<AnswerPiece> pieces;
+  if (!text.empty()) sample.parser->push(text, pieces);
+  if (ends) sample.parser->finish(pieces);
+  for (const AnswerPiece& piece : pieces) sample.answer.add(piece);
+  return pieces;
 }
 
 void Samples::end(Sample& sample, const GenerateResult& result) {
@@ -30,7 +41,7 @@ Choice Samples::choice_of(std::size_t part, std::size_t sample) const {
   Choice choice;
   choice.index = static_cast<int>(part) * request_.request.n + static_cast<int>(sample);
   choice.result = &parts_[part].samples[sample].result;
-  choice.parts = parts_[part].samples[sample].parts;
+  if (parts_[part].samples[sample].parser != nullptr) choice.answer = &parts_[part].samples[sample].answer;
   if (part < request_.prompts.size()) {
     choice.echo = request_.prompts[part].echo;
     choice.pieces = request_.prompts[part].pieces;

@@ -5,8 +5,11 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <string_view>
 #include <vector>
 
+#include "kvasir/answer.h"
 #include "server/api/api_response.h"
 #include "server/api/prepare.h"
 #include "server/threads/step_thread.h"
@@ -17,7 +20,8 @@ class Samples {
  public:
   struct Sample {
     GenerateResult result;
-    std::vector<AnswerPiece> parts;  // see Choice::parts
+    std::unique_ptr<AnswerParser> parser;  // null: the text is the answer
+    Answer answer;                         // what the parser read so far
     std::chrono::steady_clock::time_point newest_text;
     std::int64_t texts = 0;  // number of texts sent; each has at least one token
   };
@@ -31,11 +35,14 @@ class Samples {
   // `request` must outlive this.
   explicit Samples(const ReadyRequest& request) : request_(request) {}
 
-  // Makes the parts of the request. Before this there are none.
-  void begin();
+  // Makes the parts of the request. Before this there are none. `seed`: of the ids of calls; different for each answer.
+  void begin(std::uint64_t seed);
   const std::vector<Part>& parts() const { return parts_; }
   Part& part(std::size_t number) { return parts_[number]; }
   const Sample& first() const { return parts_.front().samples.front(); }
+
+  // Returns what the next text of a sample brings; `ends`: the text is its last. REQUIRES: it has a parser.
+  static std::vector<AnswerPiece> read(Sample& sample, std::string_view text, bool ends);
 
   // Notes that a sample has ended.
   void end(Sample& sample, const GenerateResult& result);

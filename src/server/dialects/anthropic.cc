@@ -84,13 +84,18 @@ class AnthropicWriter final : public AnswerWriter {
             events += open("thinking", {{"type", "thinking"}, {"thinking", ""}, {"signature", ""}});
           events += delta({{"type", "thinking_delta"}, {"thinking", piece.text}});
           break;
-        case Kind::kCallBegin:
+        case Kind::kCallBegins:
           called_ = true;
           events += open("tool_use",
                          {{"type", "tool_use"}, {"id", piece.id}, {"name", piece.name}, {"input", Json::object()}});
           break;
-        case Kind::kCallArguments: events += delta({{"type", "input_json_delta"}, {"partial_json", piece.text}}); break;
-        case Kind::kCallEnd: events += close(); break;
+        case Kind::kArguments: events += delta({{"type", "input_json_delta"}, {"partial_json", piece.text}}); break;
+        case Kind::kCallEnds: events += close(); break;
+        case Kind::kCallFails:
+          events += close();
+          events += open("text", {{"type", "text"}, {"text", ""}});
+          events += delta({{"type", "text_delta"}, {"text", piece.text}});
+          break;
       }
     return events;
   }

@@ -56,12 +56,13 @@ class OllamaWriter final : public AnswerWriter {
   std::string pieces(const Choice&, std::span<const AnswerPiece> pieces, std::span<const GeneratedToken>) override {
     std::string lines;
     for (const AnswerPiece& piece : pieces) switch (piece.kind) {
+        case Kind::kCallFails:
         case Kind::kContent: lines += line(part(piece.text, {}, Json::array()), false); break;
         case Kind::kReasoning: lines += line(part({}, piece.text, Json::array()), false); break;
-        case Kind::kCallBegin: call_ = {piece.id, piece.name, {}}; break;
-        case Kind::kCallArguments: call_.arguments += piece.text; break;
+        case Kind::kCallBegins: call_ = {piece.id, piece.name, {}}; break;
+        case Kind::kArguments: call_.arguments += piece.text; break;
         // A call comes whole.
-        case Kind::kCallEnd:
+        case Kind::kCallEnds:
           lines += line(part({}, {}, Json::array({call_object(call_.id, call_.name, call_.arguments)})), false);
           break;
       }

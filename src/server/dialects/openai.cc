@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "server/api/answer_pieces.h"
 
 namespace kvasir::server {
 namespace {
@@ -41,6 +42,16 @@ class OpenAiWriter final : public AnswerWriter {
   std::string pieces(const Choice& choice, std::span<const AnswerPiece> pieces,
                      std::span<const GeneratedToken> tokens) override {
     std::string chunks;
+    if (choice.answer != nullptr) {
+      // The tokens go with the first part; held-back text has tokens and no part yet.
+      std::vector<Json> deltas = deltas_of(pieces);
+      if (deltas.empty() && logprobs_ && !tokens.empty()) deltas.push_back({{"content", ""}});
+      for (Json& delta : deltas) {
+        chunks += event_of(delta_chunk(head_, choice.index, std::move(delta), tokens, logprobs_ && !tokens.empty()));
+        tokens = {};
+      }
+      return chunks;
+    }
     for (const AnswerPiece& piece : pieces) {
       if (piece.kind != AnswerPiece::Kind::kContent) continue;
       std::string chunk = event_of(

@@ -33,7 +33,7 @@ class ResponsesWriter final : public AnswerWriter {
     if (!message.content.empty() || message.tool_calls.empty())
       output.push_back(item(Kind::kContent, message.content, {}, status_of(choice)));
     for (const ToolCall& call : message.tool_calls)
-      output.push_back(item(Kind::kCallBegin, call.arguments, call, "completed"));
+      output.push_back(item(Kind::kCallBegins, call.arguments, call, "completed"));
     return text_of(completed(choice, message, std::move(output), totals));
   }
 
@@ -53,12 +53,18 @@ class ResponsesWriter final : public AnswerWriter {
           text_ += piece.text;
           events += delta(piece.text);
           break;
-        case Kind::kCallBegin: events += open(Kind::kCallBegin, {piece.id, piece.name, {}}); break;
-        case Kind::kCallArguments:
+        case Kind::kCallBegins: events += open(Kind::kCallBegins, {piece.id, piece.name, {}}); break;
+        case Kind::kArguments:
           text_ += piece.text;
           events += delta(piece.text);
           break;
-        case Kind::kCallEnd: events += close("completed"); break;
+        case Kind::kCallEnds: events += close("completed"); break;
+        case Kind::kCallFails:
+          events += close("incomplete");
+          events += open(Kind::kContent, {});
+          text_ += piece.text;
+          events += delta(piece.text);
+          break;
       }
     return events;
   }
@@ -137,7 +143,7 @@ class ResponsesWriter final : public AnswerWriter {
   std::string item_id() const {
     std::string_view prefix = "msg_";
     if (kind_ == Kind::kReasoning) prefix = "rs_";
-    if (kind_ == Kind::kCallBegin) prefix = "fc_";
+    if (kind_ == Kind::kCallBegins) prefix = "fc_";
     return fmt::format("{}{}_{}", prefix, std::string_view(head_.id).substr(head_.id.find('_') + 1), items_);
   }
 
@@ -179,18 +185,18 @@ class ResponsesWriter final : public AnswerWriter {
     call_ = std::move(call);
     open_ = true;
     Json begun = item_now("", call_, "in_progress");
-    if (kind != Kind::kCallBegin) begun["content"] = Json::array();
+    if (kind != Kind::kCallBegins) begun["content"] = Json::array();
     events += event("response.output_item.added", {{"output_index", items_}, {"item", std::move(begun)}});
-    if (kind == Kind::kCallBegin) return events;
+    if (kind == Kind::kCallBegins) return events;
     Json data = place(true);
     data["part"] = part_of("");
     return events + event("response.content_part.added", std::move(data));
   }
 
   std::string delta(const std::string& text) {
-    Json data = place(kind_ != Kind::kCallBegin);
+    Json data = place(kind_ != Kind::kCallBegins);
     data["delta"] = text;
-    if (kind_ == Kind::kCallBegin) return event("response.function_call_arguments.delta", std::move(data));
+    if (kind_ == Kind::kCallBegins) return event("response.function_call_arguments.delta", std::move(data));
     if (kind_ == Kind::kReasoning) return event("response.reasoning_text.delta", std::move(data));
     data["logprobs"] = Json::array();
     return event("response.output_text.delta", std::move(data));
@@ -199,8 +205,8 @@ class ResponsesWriter final : public AnswerWriter {
   std::string close(std::string_view status) {
     if (!std::exchange(open_, false)) return {};
     std::string events;
-    Json data = place(kind_ != Kind::kCallBegin);
-    if (kind_ == Kind::kCallBegin) {
+    Json data = place(kind_ != Kind::kCallBegins);
+    if (kind_ == Kind::kCallBegins) {
       data["arguments"] = text_;
       data["name"] = call_.name;
       events += event("response.function_call_arguments.done", std::move(data));

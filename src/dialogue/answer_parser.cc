@@ -1,0 +1,578 @@
+#include "dialogue/answer_parser.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dialogue/call_events.h"
+#include "dialogue/json_reader.h"
+#include "dialogue/literal.h"
+
+namespace kvasir {
+namespace {
+
+using Kind = AnswerPiece::Kind;
+using Match = LooseMatch::Kind;
+using Shape = CallFormat::Shape;
+
+constexpr std::size_t kLongestId = 256;
+constexpr std::string_view kWhite = " \t\r\n";
+constexpr std::string_view kPythonTag = "<|python_tag|>";  // Llama 3.1 may write it before a call
+
+// A text that begins a call in the middle of other text, and what stands from there to the call.
+struct Trigger {
+  std::string mark;
+  std::string opening;
+};
+
+// Returns the first mark, <...> or [...], of a text that begins with one; else the text up to white space.
+std::string mark_of(std::string_view text) {
+  text = trimmed(text);
+  if (text.starts_with('<') || text.starts_with('[')) {
+    const std::size_t end = text.find(text[0] == '<' ? '>' : ']');
+    if (end != std::string_view::npos) return std::string(text.substr(0, end + 1));
+  }
+  return std::string(text.substr(0, text.find_first_of(kWhite)));
+}
+
+std::string_view trimmed_right(std::string_view text) {
+  return text.substr(0, text.find_last_not_of(kWhite) + 1);
+}
+
+bool continues_name(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
+}
+
+bool is_bracketed(Shape shape) {
+  return shape == Shape::kPython || shape == Shape::kGemma;
+}
+
+// Returns what stands behind a call's name.
+std::string_view behind_name(const CallFormat& calls) {
+  return calls.shape == Shape::kPython ? "(" : calls.shape == Shape::kGemma ? "{" : std::string_view(calls.after_name);
+}
+
+// Returns `text` as it stands between the quotation marks of JSON.
+std::string escaped(std::string_view text) {
+  const std::string quoted = spaced_json(text);
+  return quoted.substr(1, quoted.size() - 2);
+}
+
+// What a tool's schema says of a parameter.
+enum class Wanted { kText, kOther, kAny };
+
+Wanted wanted_of(const Tool& tool, const std::string& key) {
+  const nlohmann::ordered_json& schema = tool.parameters;
+  if (!schema.is_object() || !schema.contains("properties") || !schema["properties"].is_object()) return Wanted::kAny;
+  const auto property = schema["properties"].find(key);
+  if (property == schema["properties"].end() || !property->is_object()) return Wanted::kAny;
+  const auto type = property->find("type");
+  if (type != property->end() && type->is_string()) return *type == "string" ? Wanted::kText : Wanted::kOther;
+  if (const auto values = property->find("enum"); values != property->end() && values->is_array())
+    if (std::ranges::all_of(*values, [](const auto& value) { return value.is_string(); })) return Wanted::kText;
+  return Wanted::kAny;
+}
+
+class FormatParser final : public AnswerParser {
+ public:
+  FormatParser(std::shared_ptr<const AnswerRules> rules, std::uint64_t seed)
+      : rules_(std::move(rules)), calls_(rules_->format.calls), events_(rules_, seed), object_(calls_) {
+    if (rules_->starts_in_thoughts) state_ = State::kThoughts;
+    if (rules_->tools.empty() || calls_.shape == Shape::kNone) return;
+    const std::string whole = calls_.section_open + calls_.open;
+    for (const std::string& opening : {whole, calls_.open}) {
+      const std::string mark = mark_of(opening);
+      // A bracket alone begins too many texts.
+      if (mark.size() > 1 && (triggers_.empty() || triggers_[0].opening != opening))
+        triggers_.push_back({mark, opening});
+    }
+    bare_ = triggers_.empty();
+    if (bare_) triggers_.push_back({std::string(kPythonTag), std::string(kPythonTag) + whole});
+  }
+
+  void push(std::string_view text, std::vector<AnswerPiece>& pieces) override {
+    buffer_ += text;
+    run(pieces);
+  }
+
+  void finish(std::vector<AnswerPiece>& pieces) override {
+    ending_ = true;
+    run(pieces);
+    if (state_ >= State::kOpening && state_ < State::kClosing) {
+      // A call that breaks off.
+      do {
+        fail();
+        while (step()) {
+        }
+      } while (state_ >= State::kOpening && state_ < State::kClosing);
+    }
+    if (state_ == State::kClosing || state_ == State::kNext) state_ = State::kText;
+    if (state_ == State::kThoughts) {
+      if (!trimmed(buffer_).empty()) events_.text(Kind::kReasoning, space_ + std::string(trimmed_right(buffer_)));
+    } else {
+      if (events_.calls() == 0 || !trimmed(buffer_).empty()) events_.text(Kind::kContent, space_ + buffer_);
+    }
+    buffer_.clear();
+    space_.clear();
+  }
+
+ private:
+  enum class State {
+    kText,
+    kThoughts,
+    kOpening,    // behind a trigger's start: the rest of what opens a call
+    kObject,     // from here on in a call
+    kName,       //
+    kJson,       // kNamed: the arguments
+    kKeyOrEnd,   // kTagged: a key, or the end of the call
+    kKey,        //
+    kString,     // kTagged: a value that is text
+    kOther,      // kTagged: any other value
+    kBracketed,  // kPython, kGemma: the arguments
+    kClosing,    // behind a call: what closes it
+    kNext,       // another call, or the end of the section
+  };
+
+  void run(std::vector<AnswerPiece>& pieces) {
+    events_.write_to(pieces);
+    while (step()) {
+    }
+  }
+
+  // Reads on; returns false once more text is needed.
+  bool step() {
+    if (events_.calls() >= rules_->most_calls) {
+      buffer_.clear();
+      space_.clear();
+      state_ = State::kText;
+      return false;
+    }
+    switch (state_) {
+      case State::kText: return in_text();
+      case State::kThoughts: return in_thoughts();
+      case State::kOpening: return in_opening();
+      case State::kObject: return in_object();
+      case State::kName: return in_name();
+      case State::kJson: return in_json();
+      case State::kKeyOrEnd: return at_key_or_end();
+      case State::kKey: return in_key();
+      case State::kString: return in_string();
+      case State::kOther: return in_other();
+      case State::kBracketed: return in_bracketed();
+      case State::kClosing: return in_closing();
+      case State::kNext: return at_next();
+    }
+    return false;
+  }
+
+  // Takes text off the front of the buffer; within a call it is part of that.
+  std::string take(std::size_t size) {
+    std::string text = buffer_.substr(0, size);
+    buffer_.erase(0, size);
+    if (state_ >= State::kOpening) raw_ += text;
+    return text;
+  }
+  void skip_white() { take(std::min(buffer_.find_first_not_of(kWhite), buffer_.size())); }
+
+  // --- text and thoughts
+
+  // Says content; keeps back white space at its end, which is dropped before a call.
+  void say(std::string_view text) {
+    if (text.empty()) return;
+    if (!said_ && (thought_ || events_.calls() > 0)) text = trimmed_left(text);
+    const std::string_view solid = trimmed_right(text);
+    if (!solid.empty()) {
+      said_ = true;
+      events_.text(Kind::kContent, space_);
+      events_.text(Kind::kContent, solid);
+      space_.clear();
+    }
+    space_ += text.substr(solid.size());
+  }
+
+  bool in_text() {
+    const ThoughtFormat& thoughts = rules_->format.thoughts;
+    if (!said_) {
+      const std::size_t start = buffer_.find_first_not_of(kWhite);
+      if (start == std::string::npos) return false;
+      const std::string_view rest = std::string_view(buffer_).substr(start);
+      if (!thoughts.open.empty()) {
+        if (rest.starts_with(thoughts.open)) {
+          take(start + thoughts.open.size());
+          state_ = State::kThoughts;
+          space_.clear();
+          return true;
+        }
+        if (!ending_ && thoughts.open.starts_with(rest)) return false;
+      }
+      if (bare_ &&
+          (rest[0] == '{' || (rest[0] == '[' && trimmed(calls_.section_open + calls_.open).starts_with('[')))) {
+        space_ += take(start);
+        return begin_call("");
+      }
+    }
+    std::size_t at = std::string::npos, partial = 0;
+    const Trigger* found = nullptr;
+    for (const Trigger& trigger : triggers_) {
+      const std::size_t here = buffer_.find(trigger.mark);
+      if (here < at) {
+        at = here;
+        found = &trigger;
+      }
+      partial = std::max(partial, partial_marker(buffer_, trigger.mark));
+    }
+    if (found != nullptr) {
+      say(take(at));
+      return begin_call(found->mark);
+    }
+    say(take(buffer_.size() - (ending_ ? 0 : partial)));
+    return false;
+  }
+
+  bool in_thoughts() {
+    const std::string& close = rules_->format.thoughts.close;
+    if (!thought_) {
+      buffer_.erase(0, std::min(buffer_.find_first_not_of(kWhite), buffer_.size()));
+      if (buffer_.empty()) return false;
+    }
+    const std::size_t at = buffer_.find(close);
+    if (at != std::string::npos) {
+      const std::string text = take(at);
+      take(close.size());
+      if (const std::string_view solid = trimmed_right(text); !solid.empty()) {
+        events_.text(Kind::kReasoning, space_);
+        events_.text(Kind::kReasoning, solid);
+      }
+      space_.clear();
+      thought_ = true;
+      said_ = false;
+      state_ = State::kText;
+      return true;
+    }
+    const std::string text = take(buffer_.size() - partial_marker(buffer_, close));
+    const std::string_view solid = trimmed_right(text);
+    if (!solid.empty()) {
+      events_.text(Kind::kReasoning, space_);
+      events_.text(Kind::kReasoning, solid);
+      thought_ = true;
+      space_.clear();
+    }
+    space_ += text.substr(solid.size());
+    return false;
+  }
+
+  // --- the start of a call
+
+  bool begin_call(std::string_view mark) {
+    state_ = State::kOpening;
+    raw_.clear();
+    mark_ = mark;
+    return true;
+  }
+
+  bool in_opening() {
+    bool part = false;
+    if (mark_.empty()) {
+      const LooseMatch match = match_loosely(buffer_, calls_.section_open + calls_.open);
+      part = match.kind == Match::kPart;
+      if (match.kind == Match::kYes) return opened(match.size);
+    }
+    for (const Trigger& trigger : triggers_) {
+      if (trigger.mark != mark_) continue;
+      const LooseMatch match = match_loosely(buffer_, trigger.opening);
+      if (match.kind == Match::kYes) return opened(match.size);
+      part |= match.kind == Match::kPart;
+    }
+    if (part && !ending_) return false;
+    return fail();
+  }
+
+  bool opened(std::size_t size) {
+    take(size);
+    state_ = calls_.shape == Shape::kObject ? State::kObject : State::kName;
+    object_ = CallObjectReader(calls_);
+    sent_ = 0;
+    return true;
+  }
+
+  // Gives up the call: what was read of it is content. Only its mark is not read again.
+  bool fail() {
+    if (events_.open()) {
+      events_.text(Kind::kContent, std::exchange(space_, {}));
+      events_.fail(raw_);
+      said_ = true;
+      raw_.clear();
+      state_ = State::kText;
+      return true;
+    }
+    buffer_.insert(0, raw_);
+    state_ = State::kText;
+    const std::size_t size = std::max<std::size_t>(mark_.size(), 1);
+    said_ = true;
+    events_.text(Kind::kContent, std::exchange(space_, {}));
+    events_.text(Kind::kContent, take(std::min(size, buffer_.size())));
+    raw_.clear();
+    return true;
+  }
+
+  bool begin(std::string_view name) {
+    if (rules_->find_tool(name) == nullptr) return false;
+    space_.clear();
+    tool_ = rules_->find_tool(name);
+    events_.begin(name);
+    return true;
+  }
+
+  bool end() {
+    const int before = events_.calls();
+    events_.end(raw_);
+    said_ = events_.calls() == before;
+    state_ = said_ ? State::kText : State::kClosing;
+    return true;
+  }
+
+  // --- kObject
+
+  bool in_object() {
+    std::size_t i = 0;
+    JsonProgress progress = JsonProgress::kMore;
+    for (; i < buffer_.size() && progress == JsonProgress::kMore; ++i) {
+      progress = object_.push(buffer_[i]);
+      if (!events_.open() && !object_.name().empty() && !begin(object_.name())) progress = JsonProgress::kBad;
+    }
+    take(i);
+    if (progress == JsonProgress::kBad) return fail();
+    const std::string& arguments = object_.arguments();
+    // Some models write the arguments as a string of JSON.
+    const bool text = arguments.starts_with('"');
+    if (events_.open() && !text && arguments.size() > sent_) {
+      events_.arguments(std::string_view(arguments).substr(sent_));
+      sent_ = arguments.size();
+    }
+    if (progress != JsonProgress::kDone) return false;
+    if (!events_.open()) return fail();
+    if (text) {
+      const auto inner = nlohmann::json::parse(arguments, nullptr, false);
+      events_.arguments(inner.is_string() ? inner.get<std::string>() : arguments);
+    } else if (arguments.empty()) {
+      events_.arguments("{}");
+    }
+    return end();
+  }
+
+  // --- names, and the arguments of kNamed, kPython and kGemma
+
+  bool in_name() {
+    skip_white();
+    const Tool* found = nullptr;
+    std::size_t size = 0;
+    for (const Tool& tool : rules_->tools) {
+      const std::string_view rest = buffer_;
+      if (tool.name.size() >= rest.size() && std::string_view(tool.name).starts_with(rest) && !ending_) return false;
+      if (!rest.starts_with(tool.name) || (found != nullptr && found->name.size() >= tool.name.size())) continue;
+      const std::string_view behind = rest.substr(tool.name.size());
+      if (!behind.empty() && continues_name(behind.front())) continue;
+      const LooseMatch match = match_loosely(behind, behind_name(calls_));
+      if (match.kind == Match::kPart && !ending_) return false;
+      if (match.kind != Match::kYes) continue;
+      found = &tool;
+      size = tool.name.size() + (is_bracketed(calls_.shape) ? 0 : match.size);
+    }
+    if (found == nullptr) return fail();
+    begin(found->name);
+    take(size);
+    first_ = true;
+    end_ = {};
+    state_ = is_bracketed(calls_.shape)       ? State::kBracketed
+             : calls_.shape == Shape::kTagged ? State::kKeyOrEnd
+                                              : State::kJson;
+    return true;
+  }
+
+  bool in_json() {
+    std::size_t i = 0;
+    if (!end_.started()) {
+      if (!calls_.after_id.empty() && raw_.find(calls_.after_id) == std::string::npos) {
+        const std::size_t at = buffer_.find(calls_.after_id);
+        if (at == std::string::npos) return buffer_.size() > kLongestId ? fail() : false;
+        take(at + calls_.after_id.size());
+      }
+      skip_white();
+      if (buffer_.empty()) return false;
+      if (buffer_[0] != '{') return fail();
+    }
+    JsonProgress progress = JsonProgress::kMore;
+    for (; i < buffer_.size() && progress == JsonProgress::kMore; ++i) progress = end_.push(buffer_[i]);
+    const std::string text = take(i);
+    if (progress == JsonProgress::kBad) return fail();
+    events_.arguments(text);
+    return progress == JsonProgress::kDone ? end() : false;
+  }
+
+  bool in_bracketed() {
+    const bool gemma = calls_.shape == Shape::kGemma;
+    // Looks again only once another bracket has closed.
+    if (buffer_.find(gemma ? '}' : ')', looked_) == std::string::npos) {
+      looked_ = buffer_.size();
+      return false;
+    }
+    const std::size_t size = find_closing(buffer_, gemma);
+    looked_ = size == std::string::npos ? buffer_.size() : 0;
+    if (size == std::string::npos) return false;
+    const std::string text = take(size);
+    const auto arguments =
+        gemma ? parse_gemma_literal(text) : parse_python_arguments(std::string_view(text).substr(1, text.size() - 2));
+    if (!arguments) return fail();
+    events_.arguments(spaced_json(*arguments));
+    return end();
+  }
+
+  // --- kTagged
+
+  bool at_key_or_end() {
+    const LooseMatch key = match_loosely(buffer_, calls_.key_open);
+    if (key.kind == Match::kYes) {
+      take(key.size);
+      state_ = State::kKey;
+      return true;
+    }
+    const LooseMatch close = match_loosely(buffer_, calls_.close);
+    if ((key.kind == Match::kPart || close.kind == Match::kPart) && !ending_) return false;
+    if (close.kind != Match::kYes) return fail();
+    events_.arguments(first_ ? "{}" : "}");
+    return end();
+  }
+
+  bool in_key() {
+    const std::string_view text_mark = trimmed(calls_.string_open), other_mark = trimmed(calls_.other_open);
+    const std::size_t text_at = buffer_.find(text_mark), other_at = buffer_.find(other_mark);
+    const std::size_t at = std::min(text_at, other_at);
+    if (at == std::string::npos) return ending_ || buffer_.size() > 4096 ? fail() : false;
+    // Where one mark begins the other, the longer one counts.
+    is_text_ = text_at < other_at || (text_at == other_at && text_mark.size() >= other_mark.size());
+    const std::string& open = is_text_ ? calls_.string_open : calls_.other_open;
+    const std::size_t size = at + trimmed(open).size();
+    const std::string_view space = std::string_view(open).substr(open.find_last_not_of(kWhite) + 1);
+    if (buffer_.size() < size + space.size() && !ending_) return false;
+    const std::string key(trimmed(std::string_view(buffer_).substr(0, at)));
+    take(size);
+    if (std::string_view(buffer_).starts_with(space)) take(space.size());
+    const bool told = calls_.string_open != calls_.other_open;
+    const Wanted wanted = wanted_of(*tool_, key);
+    is_text_ = wanted == Wanted::kText || (wanted == Wanted::kAny && told && is_text_);
+    events_.arguments((first_ ? "{" : ", ") + spaced_json(key) + ": ");
+    first_ = false;
+    if (is_text_) events_.arguments("\"");
+    state_ = is_text_ ? State::kString : State::kOther;
+    return true;
+  }
+
+  // White space before the mark that closes a value is the format's.
+  std::string value_end() const {
+    const std::string& close = calls_.value_close;
+    return close.substr(0, close.find_last_not_of(kWhite) + 1);
+  }
+
+  bool in_string() {
+    const std::string close = value_end();
+    const std::string_view mark = trimmed(close);
+    const std::string_view space = std::string_view(close).substr(0, close.size() - mark.size());
+    const std::size_t at = buffer_.find(mark);
+    if (at != std::string::npos) {
+      std::string text = take(at);
+      take(mark.size());
+      if (std::string_view(text).ends_with(space)) text.resize(text.size() - space.size());
+      events_.arguments(escaped(text) + "\"");
+      state_ = State::kKeyOrEnd;
+      return true;
+    }
+    // Keeps back what may be the end of the value, and characters that are not complete.
+    std::size_t kept = std::max(partial_marker(buffer_, mark), partial_marker(buffer_, close));
+    if (kept == 0 && !space.empty() && std::string_view(buffer_).ends_with(space)) kept = space.size();
+    const std::string_view rest = std::string_view(buffer_).substr(0, buffer_.size() - kept);
+    if (std::string_view(rest).ends_with(space)) kept += space.size();
+    std::size_t size = buffer_.size() - std::min(kept, buffer_.size());
+    while (size > 0 && (static_cast<unsigned char>(buffer_[size - 1]) & 0x80) != 0) --size;
+    events_.arguments(escaped(take(size)));
+    return false;
+  }
+
+  bool in_other() {
+    const std::string close = value_end();
+    const std::string_view mark = trimmed(close);
+    const std::size_t at = buffer_.find(mark, looked_ > mark.size() ? looked_ - mark.size() : 0);
+    looked_ = at == std::string::npos ? buffer_.size() : 0;
+    if (at == std::string::npos) return false;
+    std::string text = take(at);
+    take(mark.size());
+    const auto value = parse_value(trimmed(text));
+    const std::string_view space = std::string_view(close).substr(0, close.size() - mark.size());
+    if (std::string_view(text).ends_with(space)) text.resize(text.size() - space.size());
+    events_.arguments(spaced_json(value ? *value : nlohmann::ordered_json(text)));
+    state_ = State::kKeyOrEnd;
+    return true;
+  }
+
+  // --- behind a call
+
+  bool in_closing() {
+    const LooseMatch match = match_loosely(buffer_, calls_.close);
+    if (match.kind == Match::kPart && !ending_) return false;
+    if (match.kind == Match::kYes) take(match.size);
+    state_ = State::kNext;
+    return true;
+  }
+
+  bool at_next() {
+    const std::string again = calls_.between + calls_.open;
+    // Objects may follow each other with nothing but white space between them.
+    const bool can_repeat =
+        !calls_.single &&
+        (!trimmed(again).empty() || (calls_.shape == Shape::kObject && trimmed_left(buffer_).starts_with('{')));
+    const LooseMatch next = can_repeat ? match_loosely(buffer_, again) : LooseMatch{};
+    if (next.kind == Match::kYes) {
+      raw_.clear();
+      mark_.clear();
+      return opened(next.size);
+    }
+    const LooseMatch close = match_loosely(buffer_, calls_.section_close);
+    if ((next.kind == Match::kPart || (close.kind == Match::kPart && !trimmed(calls_.section_close).empty())) &&
+        !ending_)
+      return false;
+    if (close.kind == Match::kYes) take(close.size);
+    state_ = State::kText;
+    return !buffer_.empty();
+  }
+
+  std::shared_ptr<const AnswerRules> rules_;
+  const CallFormat& calls_;
+  CallEvents events_;
+  std::vector<Trigger> triggers_;
+  bool bare_ = false;  // calls have no mark: only an answer's first text can be one
+
+  State state_ = State::kText;
+  bool ending_ = false;
+  std::string buffer_;          // text that is not read yet
+  std::string space_;           // white space read and not said yet
+  bool said_ = false;           // some content since the start, the newest thoughts or the newest call
+  bool thought_ = false;        // some thoughts
+  std::string raw_;             // of the call under way, or of its start
+  std::string mark_;            // what began it
+  CallObjectReader object_;     // kObject
+  std::size_t sent_ = 0;        // kObject: bytes of the arguments
+  JsonEnd end_;                 // kNamed
+  const Tool* tool_ = nullptr;  // of the call under way
+  bool first_ = true;           // kTagged: no argument was read yet
+  bool is_text_ = false;        // kTagged: the value is text
+  std::size_t looked_ = 0;      // bytes of the buffer that were searched for an end
+};
+
+}  // namespace
+
+std::unique_ptr<AnswerParser> make_answer_parser(std::shared_ptr<const AnswerRules> rules, std::uint64_t seed) {
+  return std::make_unique<FormatParser>(std::move(rules), seed);
+}
+
+}  // namespace kvasir

@@ -1,0 +1,283 @@
+#include "dialogue/call_grammar.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "dialogue/literal.h"
+
+namespace kvasir {
+namespace {
+
+using grammar::Builder;
+using grammar::CharRange;
+using grammar::Expr;
+using grammar::Rule;
+using Schema = nlohmann::ordered_json;
+using Shape = CallFormat::Shape;
+
+constexpr std::string_view kQuote = "<|\"|>";  // of Gemma
+constexpr std::size_t kMostProperties = 512;
+
+// A parameter of a tool.
+struct Parameter {
+  std::string name;
+  Schema schema;
+  bool required = false;
+};
+
+std::vector<Parameter> parameters_of(const Tool& tool) {
+  std::vector<Parameter> parameters;
+  const Schema& schema = tool.parameters;
+  if (!schema.is_object() || !schema.contains("properties") || !schema["properties"].is_object()) return parameters;
+  const Schema required = schema.value("required", Schema::array());
+  for (const auto& [name, property] : schema["properties"].items())
+    parameters.push_back({name, property, std::ranges::find(required, Schema(name)) != required.end()});
+  return parameters;
+}
+
+class AnswerWriter {
+ public:
+  AnswerWriter(Builder& builder, const AnswerRules& rules, const SchemaWriter& schema)
+      : builder_(builder), rules_(rules), calls_(rules.format.calls), schema_(schema) {}
+
+  Result<Expr> write(const CallDemand& demand) {
+    demanded_ = demand.choice == ToolChoice::kRequired || demand.choice == ToolChoice::kNamed;
+    std::vector<Expr> each;
+    if (demand.choice != ToolChoice::kNone)
+      for (const Tool& tool : rules_.tools) {
+        if (demand.choice == ToolChoice::kNamed && tool.name != demand.name) continue;
+        KVASIR_ASSIGN_OR_RETURN(each.emplace_back(), rules_.format.channels ? channel_call(tool) : call(tool));
+      }
+    if (demanded_ && each.empty())
+      return invalid_argument("'tool_choice' names the tool \"{}\", which is not among 'tools'", demand.name)
+          .about({"tool_choice"});
+    if (rules_.format.channels) return channels(each);
+    if (each.empty()) return sequence({thoughts(), text()});
+    // An answer in a form that no mark begins may be any text as well.
+    const Expr section = this->section(builder_.choice(each));
+    if (demanded_) return sequence({thoughts(), section});
+    if (mark().empty()) return sequence({thoughts(), builder_.choice(std::array{section, text()})});
+    const std::array marks = {mark()};
+    return sequence({thoughts(), builder_.text_without(marks), builder_.optional(section)});
+  }
+
+ private:
+  Expr sequence(std::vector<Expr> parts) { return builder_.sequence(parts); }
+  Expr text() { return builder_.text_without({}); }
+
+  // Marks in the format's texts are tokens where the vocabulary has them.
+  Expr written(std::string_view text) {
+    std::vector<Expr> parts;
+    while (!text.empty()) {
+      const std::size_t open = text.find_first_of("<[");
+      const std::size_t close = open == std::string_view::npos ? open : text.find(text[open] == '<' ? '>' : ']', open);
+      if (close == std::string_view::npos) break;
+      if (open > 0) parts.push_back(builder_.literal(text.substr(0, open)));
+      parts.push_back(builder_.token(text.substr(open, close + 1 - open)));
+      text.remove_prefix(close + 1);
+    }
+    if (!text.empty()) parts.push_back(builder_.literal(text));
+    return parts.empty() ? builder_.nothing() : builder_.sequence(parts);
+  }
+
+  Expr space() {
+    constexpr std::array kSpaces = {CharRange{U'\t', U'\n'}, CharRange{U' ', U' '}};
+    return builder_.repeat(builder_.one_of(kSpaces), 0, 4);
+  }
+
+  // The text by which the parser knows a call: see answer_parser.cc.
+  std::string mark() const {
+    const std::string whole = calls_.section_open + calls_.open;
+    const std::string_view text = trimmed(whole);
+    if (text.size() < 2) return {};
+    const std::size_t close = text.find(text[0] == '[' ? ']' : '>');
+    return std::string((text[0] == '<' || text[0] == '[') && close != std::string_view::npos ? text.substr(0, close + 1)
+                                                                                             : text);
+  }
+
+  Expr thoughts() {
+    const ThoughtFormat& format = rules_.format.thoughts;
+    if (format.open.empty()) return builder_.nothing();
+    const std::array closes = {format.close};
+    const Expr rest = sequence({builder_.text_without(closes), written(format.close), space()});
+    return rules_.starts_in_thoughts ? rest : builder_.optional(sequence({space(), written(format.open), rest}));
+  }
+
+  Expr section(Expr call) {
+    const Expr one = sequence({written(calls_.open), call, written(calls_.close)});
+    const int more = calls_.single || rules_.most_calls == 1 ? 0 : rules_.most_calls - 1;
+    return sequence({written(calls_.section_open), one,
+                     builder_.repeat(sequence({written(calls_.between), one}), 0, more),
+                     written(calls_.section_close)});
+  }
+
+  bool by_schema(const Tool& tool) const { return demanded_ || tool.strict; }
+
+  Result<Expr> json_arguments(const Tool& tool) {
+    const bool any = !by_schema(tool) || !tool.parameters.is_object();
+    return schema_(builder_, any ? Schema({{"type", "object"}}) : tool.parameters);
+  }
+
+  Expr id() {
+    constexpr std::array kLetters = {CharRange{U'0', U'9'}, CharRange{U'A', U'Z'}, CharRange{U'a', U'z'}};
+    return builder_.repeat(builder_.one_of(kLetters), 9, 9);
+  }
+
+  Result<Expr> call(const Tool& tool) {
+    const Expr name = builder_.literal(tool.name);
+    switch (calls_.shape) {
+      case Shape::kNone: return builder_.never();
+      case Shape::kObject: return object(tool);
+      case Shape::kNamed: {
+        KVASIR_ASSIGN_OR_RETURN(const Expr arguments, json_arguments(tool));
+        const Expr id_part = calls_.after_id.empty() ? builder_.nothing() : sequence({id(), written(calls_.after_id)});
+        return sequence({name, written(calls_.after_name), id_part, arguments});
+      }
+      case Shape::kTagged: {
+        KVASIR_ASSIGN_OR_RETURN(const Expr arguments, tagged(tool));
+        return sequence({name, written(calls_.after_name), arguments});
+      }
+      case Shape::kPython: {
+        KVASIR_ASSIGN_OR_RETURN(const Expr arguments, listed(tool, ", ", "="));
+        return sequence({name, builder_.literal("("), arguments, builder_.literal(")")});
+      }
+      case Shape::kGemma: {
+        KVASIR_ASSIGN_OR_RETURN(const Expr arguments, listed(tool, ",", ":"));
+        return sequence({name, builder_.literal("{"), arguments, builder_.literal("}")});
+      }
+    }
+    return builder_.never();
+  }
+
+  Result<Expr> object(const Tool& tool) {
+    const auto key = [&](const std::string& text) { return builder_.literal(spaced_json(text) + ": "); };
+    KVASIR_ASSIGN_OR_RETURN(const Expr value, json_arguments(tool));
+    const Expr name = sequence({key(calls_.name_key), builder_.literal(spaced_json(tool.name))});
+    const Expr arguments = sequence({key(calls_.arguments_key), value});
+    const Expr comma = builder_.literal(", ");
+    std::vector<Expr> parts = {builder_.literal("{")};
+    if (!calls_.wrapper.empty()) {
+      parts.push_back(key(calls_.wrapper));
+      parts.push_back(builder_.literal("{"));
+    }
+    for (const Expr part : {calls_.name_first ? name : arguments, comma, calls_.name_first ? arguments : name})
+      parts.push_back(part);
+    if (!calls_.id_key.empty())
+      parts.push_back(sequence({comma, key(calls_.id_key), builder_.literal("\""), id(), builder_.literal("\"")}));
+    parts.push_back(builder_.literal(calls_.wrapper.empty() ? "}" : "}}"));
+    return builder_.sequence(parts);
+  }
+
+  static bool is_text(const Schema& schema) {
+    return schema.is_object() && schema.contains("type") && schema["type"] == "string";
+  }
+
+  // Text between marks instead of quotation marks. An enumeration is its texts.
+  Expr bare_text(const Schema& schema, const std::string& end) {
+    if (const auto values = schema.find("enum"); values != schema.end() && values->is_array()) {
+      std::vector<Expr> texts;
+      for (const Schema& value : *values)
+        if (value.is_string()) texts.push_back(builder_.literal(value.get<std::string>()));
+      return texts.empty() ? builder_.never() : builder_.choice(texts);
+    }
+    const std::array ends = {end};
+    return builder_.text_without(ends);
+  }
+
+  Result<Expr> tagged(const Tool& tool) {
+    const std::string end(trimmed(calls_.value_close));
+    std::vector<Expr> all;
+    for (const Parameter& parameter : parameters_of(tool)) {
+      const bool text = is_text(parameter.schema) || !by_schema(tool);
+      Expr value;
+      if (text) {
+        value = bare_text(by_schema(tool) ? parameter.schema : Schema::object(), end);
+      } else {
+        KVASIR_ASSIGN_OR_RETURN(value, schema_(builder_, parameter.schema));
+      }
+      const bool as_text = is_text(parameter.schema) || calls_.string_open == calls_.other_open;
+      const Expr one =
+          sequence({written(calls_.key_open), builder_.literal(parameter.name),
+                    written(as_text ? calls_.string_open : calls_.other_open), value, written(calls_.value_close)});
+      all.push_back(!by_schema(tool) || parameter.required ? one : builder_.optional(one));
+    }
+    if (all.empty()) return builder_.nothing();
+    return by_schema(tool) ? builder_.sequence(all)
+                           : builder_.repeat(builder_.choice(all), 0, static_cast<int>(all.size()));
+  }
+
+  // A list key SIGN value, COMMA, ... in the order of the schema, or by name for Gemma.
+  Result<Expr> listed(const Tool& tool, std::string_view comma, std::string_view sign) {
+    std::vector<Parameter> parameters = parameters_of(tool);
+    if (parameters.size() > kMostProperties)
+      return invalid_argument("the tool \"{}\" has more than {} parameters", tool.name, kMostProperties)
+          .about({"tools"});
+    const bool gemma = calls_.shape == Shape::kGemma;
+    if (gemma) std::ranges::stable_sort(parameters, {}, &Parameter::name);
+    // Behind each parameter: what may follow, with a comma in front or without.
+    Expr first = builder_.nothing(), later = builder_.nothing();
+    for (auto parameter = parameters.rbegin(); parameter != parameters.rend(); ++parameter) {
+      KVASIR_ASSIGN_OR_RETURN(const Expr value,
+                              gemma ? gemma_value(parameter->schema, 0) : schema_(builder_, parameter->schema));
+      const Expr one = sequence({builder_.literal(parameter->name + std::string(sign)), value, shared(later)});
+      const Expr next = sequence({builder_.literal(comma), one});
+      first = parameter->required ? one : builder_.choice(std::array{one, shared(first)});
+      later = parameter->required ? next : builder_.choice(std::array{next, shared(later)});
+    }
+    return first;
+  }
+
+  // An expression that several others have parts of is a rule, so that it is written once.
+  Expr shared(Expr body) {
+    const Rule rule = builder_.declare("arguments");
+    builder_.define(rule, body);
+    return builder_.call(rule);
+  }
+
+  Result<Expr> gemma_value(const Schema& schema, int depth) {
+    const Expr quote = builder_.token(kQuote);
+    if (is_text(schema)) return sequence({quote, bare_text(schema, std::string(kQuote)), quote});
+    const bool list = schema.is_object() && schema.contains("type") && schema["type"] == "array";
+    if (!list || depth > 8) return schema_(builder_, schema);
+    KVASIR_ASSIGN_OR_RETURN(const Expr item, gemma_value(schema.value("items", Schema::object()), depth + 1));
+    const Expr more = builder_.repeat(sequence({builder_.literal(","), item}), 0, Builder::kUnbounded);
+    return sequence({builder_.literal("["), builder_.optional(sequence({item, more})), builder_.literal("]")});
+  }
+
+  // --- gpt-oss
+
+  Result<Expr> channel_call(const Tool& tool) {
+    KVASIR_ASSIGN_OR_RETURN(const Expr arguments, json_arguments(tool));
+    const Expr role = written(" to=functions." + tool.name + "<|channel|>commentary json<|message|>");
+    const Expr channel = written("<|channel|>commentary to=functions." + tool.name + " <|constrain|>json<|message|>");
+    return sequence({builder_.choice(std::array{role, channel}), arguments});
+  }
+
+  Expr channels(const std::vector<Expr>& calls) {
+    const Expr thought =
+        sequence({written("<|channel|>analysis<|message|>"), text(), written("<|end|><|start|>assistant")});
+    const Expr said = sequence({written("<|channel|>final<|message|>"), text()});
+    std::vector<Expr> ends = calls;
+    if (!demanded_) ends.push_back(said);
+    return sequence({builder_.optional(thought), builder_.choice(ends)});
+  }
+
+  Builder& builder_;
+  const AnswerRules& rules_;
+  const CallFormat& calls_;
+  const SchemaWriter& schema_;
+  bool demanded_ = false;
+};
+
+}  // namespace
+
+Result<Expr> answer_grammar(Builder& builder, const AnswerRules& rules, const CallDemand& demand,
+                            const SchemaWriter& schema) {
+  return AnswerWriter(builder, rules, schema).write(demand);
+}
+
+}  // namespace kvasir
