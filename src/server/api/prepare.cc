@@ -139,8 +139,8 @@ Status in_body(const Status& status) {
       {"demote", "kv.demote"},
       {"samples", "n"}};
   static constexpr auto kSameNames = std::to_array<std::string_view>(
-      {"prompt", "messages", "session", "max_tokens", "seed", "stop", "logprobs", "temperature", "top_k", "top_p",
-       "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "priority"});
+      {"prompt", "messages", "tools", "session", "max_tokens", "seed", "stop", "logprobs", "temperature", "top_k",
+       "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "priority"});
   if (status.ok()) return status;
   for (const auto& [setting, said] : kOfServer)
     if (std::ranges::find(status.settings(), setting) != status.settings().end() && !status.message().ends_with(said))
