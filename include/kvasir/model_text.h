@@ -24,6 +24,9 @@ struct PromptTokens {
   // Of messages: how thoughts and calls will be told apart in the answer, which needs GenerateOptions::show_special.
   // Null: the answer is plain text.
   std::shared_ptr<const AnswerForm> answer;
+  // What the answer matches, by RequestOptions::grammar, the tools and the choice of one; null: anything. For
+  // GenerateOptions::grammar.
+  std::shared_ptr<const Grammar> grammar;
   std::int64_t system_tokens = 0;  // tokens of the system messages that lead `messages`; 0 for other prompts
 };
 

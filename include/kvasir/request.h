@@ -15,10 +15,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "kvasir/grammar.h"
 #include "kvasir/options.h"
 #include "kvasir/result.h"
 #include "kvasir/status.h"
@@ -56,8 +58,8 @@ struct Message {
 enum class ToolChoice {
   kAuto,      // any, or none
   kNone,      // none: the model does not hear of them
-  kRequired,  // at least one. Needs a grammar
-  kNamed,     // RequestOptions::tool_name. Needs a grammar
+  kRequired,  // at least one
+  kNamed,     // RequestOptions::tool_name
 };
 
 // Whether the model thinks before it answers, as far as the chat template has a say in it.
@@ -85,6 +87,9 @@ struct RequestOptions {
   std::string tool_name;            // of ToolChoice::kNamed
   bool parallel_tool_calls = true;  // false: one call per answer at most
   Thinking thinking = Thinking::kAuto;
+  // What the answer's content matches; thoughts and calls of tools before it do not. GenerateOptions::grammar, if
+  // given, takes the place of all that this and the tools ask for. nullopt: anything.
+  std::optional<GrammarSource> grammar;
   // For `tokens` that ModelText::encode_prompt made: its PromptTokens::stops. They end the text as `generate.stop`
   // does.
   std::vector<std::string> template_stops;

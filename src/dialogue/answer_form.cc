@@ -16,7 +16,7 @@ constexpr std::size_t kLongestToolName = 256;
 
 class Form final : public AnswerForm {
  public:
-  explicit Form(AnswerRules rules) : rules_(std::make_shared<const AnswerRules>(std::move(rules))) {}
+  explicit Form(std::shared_ptr<const AnswerRules> rules) : rules_(std::move(rules)) {}
 
   std::unique_ptr<AnswerParser> parser(std::uint64_t seed) const override {
     if (rules_->format.channels) return make_channel_parser(rules_, seed);
@@ -102,7 +102,7 @@ bool opens_thoughts(const ThoughtFormat& format, std::string_view opening) {
   return open != std::string_view::npos && opening.find(format.close, open) == std::string_view::npos;
 }
 
-std::shared_ptr<const AnswerForm> make_answer_form(AnswerRules rules) {
+std::shared_ptr<const AnswerForm> make_answer_form(std::shared_ptr<const AnswerRules> rules) {
   return std::make_shared<Form>(std::move(rules));
 }
 

@@ -40,7 +40,7 @@ struct AnswerRules {
 // Whether a prompt that ends with `opening` leaves thoughts open.
 bool opens_thoughts(const ThoughtFormat& format, std::string_view opening);
 
-std::shared_ptr<const AnswerForm> make_answer_form(AnswerRules rules);
+std::shared_ptr<const AnswerForm> make_answer_form(std::shared_ptr<const AnswerRules> rules);
 
 // Returns the id of an answer's call.
 std::string call_id(std::uint64_t seed, int call, bool is_short);

@@ -45,6 +45,7 @@ class AnswerWriter {
       : builder_(builder), rules_(rules), calls_(rules.format.calls), schema_(schema) {}
 
   Result<Expr> write(const CallDemand& demand) {
+    content_ = demand.content;
     demanded_ = demand.choice == ToolChoice::kRequired || demand.choice == ToolChoice::kNamed;
     std::vector<Expr> each;
     if (demand.choice != ToolChoice::kNone)
@@ -56,11 +57,11 @@ class AnswerWriter {
       return invalid_argument("'tool_choice' names the tool \"{}\", which is not among 'tools'", demand.name)
           .about({"tool_choice"});
     if (rules_.format.channels) return channels(each);
-    if (each.empty()) return sequence({thoughts(), text()});
+    if (each.empty()) return sequence({thoughts(), content()});
     // An answer in a form that no mark begins may be any text as well.
     const Expr section = this->section(builder_.choice(each));
     if (demanded_) return sequence({thoughts(), section});
-    if (mark().empty()) return sequence({thoughts(), builder_.choice(std::array{section, text()})});
+    if (mark().empty() || content_) return sequence({thoughts(), builder_.choice(std::array{section, content()})});
     const std::array marks = {mark()};
     return sequence({thoughts(), builder_.text_without(marks), builder_.optional(section)});
   }
@@ -68,6 +69,7 @@ class AnswerWriter {
  private:
   Expr sequence(std::vector<Expr> parts) { return builder_.sequence(parts); }
   Expr text() { return builder_.text_without({}); }
+  Expr content() { return content_ ? *content_ : text(); }
 
   // Marks in the format's texts are tokens where the vocabulary has them.
   Expr written(std::string_view text) {
@@ -260,7 +262,7 @@ class AnswerWriter {
   Expr channels(const std::vector<Expr>& calls) {
     const Expr thought =
         sequence({written("<|channel|>analysis<|message|>"), text(), written("<|end|><|start|>assistant")});
-    const Expr said = sequence({written("<|channel|>final<|message|>"), text()});
+    const Expr said = sequence({written("<|channel|>final<|message|>"), content()});
     std::vector<Expr> ends = calls;
     if (!demanded_) ends.push_back(said);
     return sequence({builder_.optional(thought), builder_.choice(ends)});
@@ -271,6 +273,7 @@ class AnswerWriter {
   const CallFormat& calls_;
   const SchemaWriter& schema_;
   bool demanded_ = false;
+  std::optional<Expr> content_;
 };
 
 }  // namespace

@@ -4,6 +4,8 @@
 
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
 
 #include "dialogue/answer_form.h"
 #include "grammar/builder.h"
@@ -15,17 +17,18 @@ namespace kvasir {
 // Writes the JSON values that a schema accepts.
 using SchemaWriter = std::function<Result<grammar::Expr>(grammar::Builder&, const nlohmann::ordered_json& schema)>;
 
-// What an answer may call.
+// What an answer may call, and what its content matches.
 struct CallDemand {
   ToolChoice choice = ToolChoice::kAuto;
-  std::string name;  // of ToolChoice::kNamed
+  std::string name;                      // of ToolChoice::kNamed
+  std::optional<grammar::Expr> content;  // nullopt: any text
 };
 
 // Returns the whole answer: thoughts as the template writes them, text, and calls of `rules`' tools. kAuto: any text
-// in which a call's mark begins a call; the arguments of a call match its schema if the tool is strict, and are any
-// JSON object else. kRequired, kNamed: thoughts, then at least one call, all of them with arguments by schema. At most
-// `rules.most_calls` calls. Errors: kInvalidArgument for a name that no tool has, about("tool_choice"); those of
-// `schema`.
+// in which a call's mark begins a call, or the demanded content or calls; the arguments of a call match its schema if
+// the tool is strict, and are any JSON object else. kRequired, kNamed: thoughts, then at least one call, all of them
+// with arguments by schema. At most `rules.most_calls` calls. Errors: kInvalidArgument for a name that no tool has,
+// about("tool_choice"); those of `schema`.
 Result<grammar::Expr> answer_grammar(grammar::Builder& builder, const AnswerRules& rules, const CallDemand& demand,
                                      const SchemaWriter& schema);
 

@@ -148,7 +148,7 @@ Result<Conversation> write_conversation(const ChatTemplate& chat, const Vocabula
   if (!thinks && tools.empty()) return conversation;
   AnswerRules rules = {format, std::move(tools), opens_thoughts(format.thoughts, last_own_text(conversation.prompt))};
   rules.most_calls = options.parallel_tool_calls ? AnswerRules::kMostCalls : 1;
-  conversation.answer = make_answer_form(std::move(rules));
+  conversation.rules = std::make_shared<const AnswerRules>(std::move(rules));
   return conversation;
 }
 

@@ -29,7 +29,7 @@ struct Conversation {
   ChatPrompt prompt;
   std::vector<Message> messages;             // as the template was given them
   std::unique_ptr<ChatTemplate> own;         // the template with the request's arguments; null: the model's own
-  std::shared_ptr<const AnswerForm> answer;  // null: the answer is plain text
+  std::shared_ptr<const AnswerRules> rules;  // null: the answer is plain text
 };
 
 // `options`: its messages, template_arguments, tools, tool_choice and thinking count. Where the template cannot write

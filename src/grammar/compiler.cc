@@ -75,20 +75,19 @@ Result<Expr> read_source(Builder& builder, const GrammarSource& source) {
   return invalid_argument("the kind of grammar is unknown");
 }
 
-}  // namespace grammar
-
-namespace {
-
-constexpr std::size_t kMostKept = 64;
-constexpr std::size_t kMostKeptBytes = std::size_t{128} << 20;
-
-// Returns a text that differs for different sources.
 std::string key_of(const GrammarSource& source) {
   std::string key = fmt::format("{}{} {}:{}", static_cast<int>(source.kind), source.compact ? "c" : "",
                                 source.text.size(), source.text);
   for (const std::string& choice : source.choices) key += fmt::format(" {}:{}", choice.size(), choice);
   return key;
 }
+
+}  // namespace grammar
+
+namespace {
+
+constexpr std::size_t kMostKept = 64;
+constexpr std::size_t kMostKeptBytes = std::size_t{128} << 20;
 
 }  // namespace
 
@@ -131,25 +130,22 @@ void GrammarCompiler::keep(std::string key, std::shared_ptr<const Grammar> gramm
 }
 
 Result<std::shared_ptr<const Grammar>> GrammarCompiler::compile(const GrammarSource& source) const {
-  std::string key = key_of(source);
+  return compile(grammar::key_of(source), [&](grammar::Builder& builder) { return read_source(builder, source); });
+}
+
+Result<std::shared_ptr<const Grammar>> GrammarCompiler::compile(std::string key, const Write& write) const {
   if (std::shared_ptr<const Grammar> kept = find_kept(key)) return kept;
   grammar::Builder builder;
   const grammar::Rule root = builder.declare("the grammar");
-  KVASIR_ASSIGN_OR_RETURN(const grammar::Expr body, read_source(builder, source));
+  KVASIR_ASSIGN_OR_RETURN(const grammar::Expr body, write(builder));
   builder.define(root, body);
-  Result<std::shared_ptr<const Grammar>> grammar = compile(builder, root);
-  if (grammar.ok()) keep(std::move(key), *grammar);
-  return grammar;
-}
-
-Result<std::shared_ptr<const Grammar>> GrammarCompiler::compile(const grammar::Builder& builder,
-                                                                grammar::Rule root) const {
   grammar::CompileBudget budget;
   const auto bytes = [this](std::string_view name) { return token_bytes(name); };
   KVASIR_ASSIGN_OR_RETURN(grammar::Machine machine, make_machine(builder, root, bytes, budget));
-  auto grammar = std::make_shared<const Grammar>(std::move(machine), trie());
-  grammar->warm();
-  return std::shared_ptr<const Grammar>(std::move(grammar));
+  auto compiled = std::make_shared<const Grammar>(std::move(machine), trie());
+  compiled->warm();
+  keep(std::move(key), compiled);
+  return std::shared_ptr<const Grammar>(std::move(compiled));
 }
 
 }  // namespace kvasir

@@ -2,6 +2,7 @@
 // Thread-safety: any thread may call at any time.
 #pragma once
 
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -26,8 +27,10 @@ class GrammarCompiler {
   // it. Errors: as ModelText::compile.
   Result<std::shared_ptr<const Grammar>> compile(const GrammarSource& source) const;
 
-  // Returns the grammar whose texts are those of `root`. Errors: as ModelText::compile.
-  Result<std::shared_ptr<const Grammar>> compile(const grammar::Builder& builder, grammar::Rule root) const;
+  // Returns the grammar of what `write` adds to a builder. `key`: equal for equal grammars, and not for others. Errors:
+  // those of `write`; as above.
+  using Write = std::function<Result<grammar::Expr>(grammar::Builder&)>;
+  Result<std::shared_ptr<const Grammar>> compile(std::string key, const Write& write) const;
 
  private:
   std::shared_ptr<const Grammar> find_kept(const std::string& key) const;
@@ -49,6 +52,9 @@ namespace grammar {
 
 // Adds the texts of a source to a builder. Errors: as ModelText::compile.
 Result<Expr> read_source(Builder& builder, const GrammarSource& source);
+
+// Returns a text that is equal for equal sources alone.
+std::string key_of(const GrammarSource& source);
 
 }  // namespace grammar
 }  // namespace kvasir

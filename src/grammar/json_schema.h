@@ -20,7 +20,6 @@ namespace kvasir::grammar {
 // exclusiveMinimum, exclusiveMaximum, multipleOf; nullable (OpenAPI). Annotations have no effect.
 // Errors: kUnsupported for any other keyword, by name; kInvalidArgument for a schema that is malformed or that no value
 // meets; kResourceExhausted for one that is too large. All are about() "json_schema".
-// `schema` must stay unchanged until the grammar is compiled.
 Result<Expr> json_schema(JsonText& text, const nlohmann::ordered_json& schema);
 
 }  // namespace kvasir::grammar

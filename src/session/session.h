@@ -22,6 +22,7 @@ struct RequestText {
   std::vector<std::string> stops;                 // of the chat template, for messages
   std::int64_t system_tokens = 0;                 // PromptTokens::system_tokens
   std::shared_ptr<const AnswerForm> answer = {};  // PromptTokens::answer
+  std::shared_ptr<const Grammar> grammar = {};    // PromptTokens::grammar
 };
 
 // The interface to a session for a request that continues it (RequestOptions::session). The request runs on a copy, so

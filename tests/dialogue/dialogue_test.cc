@@ -192,7 +192,7 @@ TEST(Dialogue, ThoughtsAreApart) {
   const Answer plain = read(*dialogue.form(), "I said <think> aloud");
   EXPECT_EQ(plain.content, "I said <think> aloud");
   const AnswerRules rules = {dialogue.format, {}, true};
-  const Answer begun = read(*make_answer_form(rules), "Well.\n</think>\nHello");
+  const Answer begun = read(*make_answer_form(std::make_shared<const AnswerRules>(rules)), "Well.\n</think>\nHello");
   EXPECT_EQ(begun.reasoning, "Well.");
   EXPECT_EQ(begun.content, "Hello");
 }
@@ -218,7 +218,8 @@ TEST(Dialogue, OneCallAtMostWhereSeveralAreNotWanted) {
   const ToolCall both[] = {kOne, kTwo};
   AnswerRules rules = {dialogue.format, *read_tools(test::kTools), false};
   rules.most_calls = 1;
-  const Answer got = read(*make_answer_form(rules), written_calls(dialogue.format.calls, both) + " more");
+  const Answer got = read(*make_answer_form(std::make_shared<const AnswerRules>(rules)),
+                          written_calls(dialogue.format.calls, both) + " more");
   EXPECT_EQ(got.calls.size(), 1u);
   EXPECT_EQ(got.content, "");
 }
@@ -245,10 +246,10 @@ TEST(Dialogue, ToolsReachTemplatesThatKnowNone) {
     EXPECT_NE(text.find("\"get_weather_map\""), std::string::npos);
     EXPECT_NE(text.find("<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\""), std::string::npos);
     EXPECT_NE(text.find("<tool_response>\nsunny\n</tool_response>"), std::string::npos);
-    ASSERT_NE(conversation->answer, nullptr);
+    ASSERT_NE(conversation->rules, nullptr);
     options.tools.clear();
     options.messages = {kQuestion};
-    EXPECT_EQ(write_conversation(**chat, vocabulary, cache, options)->answer, nullptr) << "a plain answer";
+    EXPECT_EQ(write_conversation(**chat, vocabulary, cache, options)->rules, nullptr) << "a plain answer";
   }
 }
 
@@ -266,7 +267,7 @@ TEST(Dialogue, ThinkingIsSwitchedOff) {
     const auto conversation = write_conversation(**chat, vocabulary, cache, options);
     ASSERT_TRUE(conversation.ok());
     EXPECT_TRUE(trimmed(conversation->prompt.text()).ends_with("</think>")) << conversation->prompt.text();
-    EXPECT_EQ(read(*conversation->answer, "Hello").content, "Hello");
+    EXPECT_EQ(read(*make_answer_form(conversation->rules), "Hello").content, "Hello");
   }
 }
 

@@ -89,7 +89,7 @@ struct Dialogue {
   // Of answers to a question.
   std::shared_ptr<const AnswerForm> form() const {
     const Message question[] = {{"user", "What is the weather?"}};
-    return make_answer_form({format, *read_tools(kTools), opens_thoughts(format.thoughts, text(question, true))});
+    return make_answer_form(std::make_shared<const AnswerRules>(AnswerRules{format, *read_tools(kTools), opens_thoughts(format.thoughts, text(question, true))}));
   }
 };
 

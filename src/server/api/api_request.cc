@@ -324,6 +324,7 @@ Result<ApiRequest> read_prompts(const Fields& body, bool chat) {
   KVASIR_ASSIGN_OR_RETURN(request.options.messages, read_messages(body));
   KVASIR_RETURN_IF_ERROR(read_template_arguments(body, request.options));
   KVASIR_RETURN_IF_ERROR(read_tools(body, request.options));
+  if (!request.options.tools.empty()) request.tools_path = {"tools"};
   KVASIR_RETURN_IF_ERROR(read_thinking(body, request.options));
   KVASIR_RETURN_IF_ERROR(read_prompt_end(body, request.options));
   return request;

@@ -174,10 +174,28 @@ Result<std::string> continued_message(const RequestOptions& options) {
       .about({"echo"});
 }
 
+// Returns an error with a body's field as its setting; that of a grammar is the field that asked for it.
+Status about_grammar(const ApiRequest& request, const Status& status) {
+  for (const std::string_view setting : status.settings())
+    if (setting == "grammar" || setting == "json_schema")
+      return status.with_message(fmt::format("'{}': {}", request.grammar_field, status.message()))
+          .about({request.grammar_field});
+  return in_body(status);
+}
+
+// The grammar of a session's answer, whose prompt only the session can write.
+Status compile_for_session(const ModelText& text, ApiRequest& request) {
+  if (!request.options.grammar) return {};
+  Result<std::shared_ptr<const Grammar>> grammar = text.compile(*request.options.grammar);
+  if (!grammar.ok()) return about_grammar(request, Status(grammar.status()).about({"grammar"}));
+  request.options.generate.grammar = std::move(*grammar);
+  return {};
+}
+
 Result<ReadyPrompt> ready_prompt(const StepThread& steps, const ApiRequest& request, RequestOptions options) {
   ReadyPrompt ready;
   Result<PromptTokens> prompt = steps.text().encode_prompt(options);
-  if (!prompt.ok()) return in_body(prompt.status());
+  if (!prompt.ok()) return about_grammar(request, prompt.status());
   ready.prompt = std::move(*prompt);
   const bool cut = truncate(request, steps.model().context, ready.prompt);
   if (request.return_token_ids) ready.ids = ready.prompt.tokens;
@@ -197,18 +215,6 @@ Result<ReadyPrompt> ready_prompt(const StepThread& steps, const ApiRequest& requ
   return ready;
 }
 
-Status compile_grammar(const ModelText& text, std::string_view body, ApiRequest& request) {
-  if (!request.grammar) return {};
-  if (!request.grammar_path.empty()) request.grammar->text = raw_member(body, request.grammar_path);
-  Result<std::shared_ptr<const Grammar>> grammar = text.compile(*request.grammar);
-  if (!grammar.ok())
-    return grammar.status()
-        .with_message(fmt::format("'{}': {}", request.grammar_field, grammar.status().message()))
-        .about({request.grammar_field});
-  request.options.generate.grammar = std::move(*grammar);
-  return {};
-}
-
 }  // namespace
 
 Status in_body(const Status& status) {
@@ -223,6 +229,8 @@ Status in_body(const Status& status) {
       {"dry_window", "dry_penalty_last_n"}};
   static constexpr auto kSameNames = std::to_array<std::string_view>({"prompt",
                                                                       "messages",
+                                                                      "tools",
+                                                                      "tool_choice",
                                                                       "session",
                                                                       "max_tokens",
                                                                       "seed",
@@ -301,9 +309,12 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
     if (!ready.request.session.empty()) KVASIR_RETURN_IF_ERROR(check_no_prefix(json, ready.request.hints));
   }
   RequestOptions& options = ready.request.options;
-  KVASIR_RETURN_IF_ERROR(compile_grammar(steps.text(), body, ready.request));
+  if (!ready.request.grammar_path.empty()) ready.request.grammar->text = raw_member(body, ready.request.grammar_path);
+  if (!ready.request.tools_path.empty()) options.tools = raw_member(body, ready.request.tools_path);
+  options.grammar = std::move(ready.request.grammar);
   if (!ready.request.session.empty()) {
     KVASIR_RETURN_IF_ERROR(check_session_text(ready.request));
+    KVASIR_RETURN_IF_ERROR(compile_for_session(steps.text(), ready.request));
     // Only the session knows how much of its context is left; generation ends when it is used up.
     if (options.generate.max_tokens < 0) options.generate.max_tokens = steps.model().context;
     if (!options.messages.empty()) {
@@ -317,6 +328,7 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
     KVASIR_ASSIGN_OR_RETURN(ready.prompts.emplace_back(), ready_prompt(steps, ready.request, options));
     options.protect = std::max(options.protect, ready.prompts.back().prompt.system_tokens);
     options.generate.show_special = ready.prompts.back().prompt.answer != nullptr;
+    options.generate.grammar = ready.prompts.back().prompt.grammar;
     options.messages.clear();
     options.template_arguments.clear();
     options.tools.clear();
@@ -326,8 +338,11 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
     one.prompt = std::move(prompt.text);
     one.tokens = std::move(prompt.tokens);
     one.parse_special = options.parse_special;
+    one.grammar = options.grammar;
     KVASIR_ASSIGN_OR_RETURN(ready.prompts.emplace_back(), ready_prompt(steps, ready.request, std::move(one)));
   }
+  if (!ready.request.prompts.empty()) options.generate.grammar = ready.prompts.back().prompt.grammar;
+  options.grammar.reset();
   ready.request.prompts.clear();
   if (ready.prompts.size() > 1)
     KVASIR_RETURN_IF_ERROR(check_all_fit(steps, options, common.exchange->caller.tenant_number, ready.prompts));

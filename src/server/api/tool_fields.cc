@@ -61,13 +61,6 @@ Status read_call(const Json& json, std::size_t index, ToolCall& call) {
   return {};
 }
 
-Status no_grammar(std::string_view choice) {
-  return make_status(StatusCode::kUnsupported,
-                     "'tool_choice' {} is not supported here: nothing can make the model call a tool; send \"auto\"",
-                     choice)
-      .about({"tool_choice"});
-}
-
 Status read_tool_choice(const Fields& body, RequestOptions& options) {
   const Json* choice = find_field(body, "tool_choice");
   if (choice == nullptr || *choice == "auto") return {};
@@ -83,11 +76,11 @@ Status read_tool_choice(const Fields& body, RequestOptions& options) {
   if (options.tools.empty()) return invalid_argument("'tool_choice' needs 'tools'").about({"tool_choice"});
   if (name == nullptr) {
     options.tool_choice = ToolChoice::kRequired;
-    return no_grammar("\"required\"");
+    return {};
   }
   options.tool_choice = ToolChoice::kNamed;
   options.tool_name = name->get<std::string>();
-  return no_grammar("of a name");
+  return {};
 }
 
 }  // namespace

@@ -135,7 +135,7 @@ class AnthropicReader {
       return wrong_field("thinking", R"({"type": "enabled", "adaptive" or "disabled"})");
     // The length of thoughts has no bound of its own; they count for max_tokens.
     note_unknown(*thinking, {"type"}, request_.ignored, "thinking.");
-    set_template_argument(request_.options, "enable_thinking", type != "disabled");
+    request_.options.thinking = type != "disabled" ? Thinking::kOn : Thinking::kOff;
     return {};
   }
 
@@ -167,10 +167,20 @@ class AnthropicReader {
     if (choice != nullptr) {
       if (!choice->is_object() || !read_field(*choice, "type", kind).ok())
         return wrong_field("tool_choice", R"({"type": "auto", "any", "tool" or "none"})");
-      if (kind != "auto" && kind != "none")
-        return not_done("tool_choice", "can be of type 'auto' or 'none' here, which does not force a call");
-      if (const Json* alone = find_field(*choice, "disable_parallel_tool_use"); alone != nullptr && *alone != false)
-        return not_done("tool_choice", "cannot have 'disable_parallel_tool_use' here; omit it");
+      bool alone = false;
+      KVASIR_RETURN_IF_ERROR(read_field(*choice, "disable_parallel_tool_use", alone));
+      request_.options.parallel_tool_calls = !alone;
+      if (kind == "any") {
+        request_.options.tool_choice = ToolChoice::kRequired;
+      } else if (kind == "tool") {
+        request_.options.tool_choice = ToolChoice::kNamed;
+        if (!read_field(*choice, "name", request_.options.tool_name).ok() || request_.options.tool_name.empty())
+          return wrong_field("tool_choice", R"({"type": "tool", "name": ...})");
+      } else if (kind != "auto" && kind != "none") {
+        return wrong_field("tool_choice", R"({"type": "auto", "any", "tool" or "none"})");
+      }
+      if ((kind == "any" || kind == "tool") && find_field(body_, "tools") == nullptr)
+        return invalid_argument("'tool_choice' needs 'tools'").about({"tool_choice"});
     }
     const Json* tools = find_field(body_, "tools");
     if (tools == nullptr) return {};

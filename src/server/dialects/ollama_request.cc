@@ -108,7 +108,7 @@ class OllamaReader {
     if (think == nullptr) return {};
     const bool level = *think == "low" || *think == "medium" || *think == "high";
     if (!think->is_boolean() && !level) return wrong_field("think", "true, false, \"low\", \"medium\" or \"high\"");
-    set_template_argument(request_.options, "enable_thinking", level || *think == true);
+    request_.options.thinking = level || *think == true ? Thinking::kOn : Thinking::kOff;
     if (level) set_template_argument(request_.options, "reasoning_effort", *think);
     return {};
   }
@@ -131,7 +131,10 @@ class OllamaReader {
                  request_.ignored);
     const Json* tools = find_field(body_, "tools");
     if (tools != nullptr && !tools->is_array()) return wrong_field("tools", "a list");
-    if (tools != nullptr && !tools->empty()) request_.options.tools = text_of(*tools);
+    if (tools != nullptr && !tools->empty()) {
+      request_.options.tools = text_of(*tools);
+      request_.tools_path = {"tools"};
+    }
     const Json* list = find_field(body_, "messages");
     if (list == nullptr) return {};
     if (!list->is_array() || list->size() > 10'000) return wrong_field("messages", "a list of at most 10000 messages");

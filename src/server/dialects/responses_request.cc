@@ -93,10 +93,10 @@ class ResponsesReader {
       return not_done(field, fmt::format("can only be {} here", text_of(*values.begin())));
     };
     KVASIR_RETURN_IF_ERROR(only("truncation", {"disabled"}));
-    KVASIR_RETURN_IF_ERROR(only("parallel_tool_calls", {true}));
+    KVASIR_RETURN_IF_ERROR(read_field(body_, "parallel_tool_calls", read_.request.options.parallel_tool_calls));
     KVASIR_RETURN_IF_ERROR(only("top_logprobs", {0}));
     KVASIR_RETURN_IF_ERROR(only("service_tier", {"auto", "default"}));
-    return only("tool_choice", {"auto", "none"});
+    return {};
   }
 
   Status read_limit() {
@@ -157,9 +157,24 @@ class ResponsesReader {
     std::string effort;
     KVASIR_RETURN_IF_ERROR(read_text(*reasoning, "effort", 16, effort));
     if (effort.empty()) return {};
-    set_template_argument(read_.request.options, "enable_thinking", effort != "none");
+    read_.request.options.thinking = effort != "none" ? Thinking::kOn : Thinking::kOff;
     if (effort != "none") set_template_argument(read_.request.options, "reasoning_effort", effort);
     read_.repeated["reasoning"] = {{"effort", effort}, {"summary", nullptr}};
+    return {};
+  }
+
+  Status read_tool_choice(const Json* choice, bool has_tools) {
+    if (choice == nullptr || *choice == "auto" || *choice == "none") return {};
+    RequestOptions& options = read_.request.options;
+    if (*choice == "required") {
+      options.tool_choice = ToolChoice::kRequired;
+    } else if (choice->is_object() && choice->value("type", Json()) == "function" &&
+               read_field(*choice, "name", options.tool_name).ok() && !options.tool_name.empty()) {
+      options.tool_choice = ToolChoice::kNamed;
+    } else {
+      return wrong_field("tool_choice", R"("none", "auto", "required" or {"type": "function", "name": ...})");
+    }
+    if (!has_tools) return invalid_argument("'tool_choice' needs 'tools'").about({"tool_choice"});
     return {};
   }
 
@@ -168,6 +183,7 @@ class ResponsesReader {
     read_.repeated["tool_choice"] = choice != nullptr ? *choice : Json("auto");
     read_.repeated["tools"] = Json::array();
     const Json* tools = find_field(body_, "tools");
+    KVASIR_RETURN_IF_ERROR(read_tool_choice(choice, tools != nullptr && !tools->empty()));
     if (tools == nullptr) return {};
     if (!tools->is_array() || tools->size() > kMostFunctions)
       return wrong_field("tools", "a list of at most 256 tools");
