@@ -161,8 +161,13 @@ TEST(ApiBodies, ToolsAndThoughts) {
   const auto with = [&](std::string more) {
     return field(chat(("{" + std::string(kTools) + "," + more + "}").c_str()));
   };
-  EXPECT_EQ(with(R"("tool_choice":"required")"), "tool_choice");
-  EXPECT_EQ(with(R"("tool_choice":{"type":"function","function":{"name":"f"}})"), "tool_choice");
+  EXPECT_EQ(chat((std::string("{") + kTools + R"(,"tool_choice":"required"})").c_str())->options.tool_choice,
+            ToolChoice::kRequired);
+  const auto named =
+      chat((std::string("{") + kTools + R"(,"tool_choice":{"type":"function","function":{"name":"f"}}})").c_str());
+  EXPECT_EQ(named->options.tool_choice, ToolChoice::kNamed);
+  EXPECT_EQ(named->options.tool_name, "f");
+  EXPECT_EQ(field(chat(R"({"tool_choice":"required"})")), "tool_choice");
   EXPECT_EQ(with(R"("tool_choice":5)"), "tool_choice");
   EXPECT_EQ(with(R"("session":"s")"), "tools");
   EXPECT_EQ(field(chat(R"({"reasoning_budget_tokens":5})")), "reasoning_budget_tokens");

@@ -140,8 +140,7 @@ TEST(Dialects, AnthropicsToolsAndThoughtsAreMessages) {
   EXPECT_EQ(result.role + "/" + result.tool_call_id + "/" + result.name + "/" + result.content,
             "tool/c1/look/Error: fog");
   EXPECT_EQ(options.messages[4].content, "Go on.");
-  ASSERT_EQ(options.template_arguments.size(), 1U);
-  EXPECT_EQ(options.template_arguments[0].first + "=" + options.template_arguments[0].second, "enable_thinking=true");
+  EXPECT_EQ(options.thinking, Thinking::kOn);
   EXPECT_EQ(ignored_header(got->request.ignored), "thinking.budget_tokens");
 }
 
@@ -183,7 +182,7 @@ TEST(Dialects, OllamasToolsAndThoughts) {
   EXPECT_EQ(Json::parse(options.tools), Json::array({kFunction}));
   EXPECT_EQ(options.messages[1].tool_calls.at(0).arguments, R"({"at":"sea"})");
   EXPECT_EQ(options.messages[2].name, "look");
-  EXPECT_EQ(options.template_arguments.at(1), (std::pair<std::string, std::string>{"reasoning_effort", "\"high\""}));
+  EXPECT_EQ(options.template_arguments.at(0), (std::pair<std::string, std::string>{"reasoning_effort", "\"high\""}));
   ASSERT_TRUE(got->request.grammar.has_value());
   EXPECT_EQ(got->request.grammar->text, R"({"type":"object"})");
 
