@@ -86,13 +86,19 @@ Expr Builder::repeat(Expr part, int least, int most) {
 }
 
 Expr Builder::combine(Expr first, Expr second, bool keep_second) {
-  const auto automaton_of = [&](Expr expr) { return plain_automaton(*this, expr.index, kMostOperandStates); };
+  if (!failure_.ok()) return never();
+  const auto automaton_of = [&](Expr expr) {
+    return plain_automaton(*this, expr.index, kMostOperandStates, combine_steps_);
+  };
   Result<ByteAutomaton> result = automaton_of(first);
   if (result.ok()) {
     Result<ByteAutomaton> other = automaton_of(second);
     result = other.ok() ? product(*result, *other, !keep_second, kMostOperandStates) : other.status();
   }
-  if (result.ok()) return automaton(std::move(*result));
+  if (result.ok()) {
+    combine_steps_ -= std::min(combine_steps_, result->states.size() * 256);
+    return automaton(std::move(*result));
+  }
   if (failure_.ok()) failure_ = result.status();
   return never();
 }

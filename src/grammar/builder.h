@@ -120,6 +120,7 @@ class Builder {
   std::vector<std::shared_ptr<const ByteAutomaton>> automata_;
   std::vector<NamedRule> rules_;
   std::size_t bytes_ = 0;
+  std::size_t combine_steps_ = 100'000'000;  // left for both() and without()
   Status failure_;
 };
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <deque>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "base/status.h"
@@ -35,6 +36,17 @@ std::vector<ByteEdge> edges_of(const Row& row) {
   }
   return edges;
 }
+
+struct BlockOrder {
+  using Key = std::pair<std::uint32_t, std::vector<ByteEdge>>;
+  bool operator()(const Key& a, const Key& b) const {
+    if (a.first != b.first) return a.first < b.first;
+    const auto before = [](const ByteEdge& x, const ByteEdge& y) {
+      return std::tie(x.first, x.last, x.to) < std::tie(y.first, y.last, y.to);
+    };
+    return std::lexicographical_compare(a.second.begin(), a.second.end(), b.second.begin(), b.second.end(), before);
+  }
+};
 
 // The automaton of all valid UTF-8.
 ByteAutomaton utf8_automaton() {
@@ -100,6 +112,36 @@ Result<ByteAutomaton> product(const ByteAutomaton& first, const ByteAutomaton& s
     result.states[state].edges = edges_of(row);
   }
   return result;
+}
+
+ByteAutomaton minimised(const ByteAutomaton& automaton) {
+  // Refines the partition of the states into blocks until a block's states agree on where each byte leads.
+  const std::size_t size = automaton.states.size();
+  std::vector<std::uint32_t> block(size);
+  for (std::size_t i = 0; i < size; ++i) block[i] = automaton.states[i].accepts ? 1 : 0;
+  for (std::size_t blocks = 0;;) {
+    std::map<std::pair<std::uint32_t, std::vector<ByteEdge>>, std::uint32_t, BlockOrder> ids;
+    std::vector<std::uint32_t> refined(size);
+    std::vector<std::size_t> first;  // a state of each block
+    for (std::size_t i = 0; i < size; ++i) {
+      std::vector<ByteEdge> edges = automaton.states[i].edges;
+      for (ByteEdge& edge : edges) edge.to = block[edge.to];
+      const auto [found, added] = ids.try_emplace({block[i], std::move(edges)}, static_cast<std::uint32_t>(ids.size()));
+      if (added) first.push_back(i);
+      refined[i] = found->second;
+    }
+    block = std::move(refined);
+    if (ids.size() > blocks) {
+      blocks = ids.size();
+      continue;
+    }
+    ByteAutomaton result;
+    for (const std::size_t state : first) {  // state 0 is the first of block 0
+      result.states.push_back(automaton.states[state]);
+      for (ByteEdge& edge : result.states.back().edges) edge.to = block[edge.to];
+    }
+    return result;
+  }
 }
 
 ByteAutomaton automaton_without(const std::vector<std::string_view>& texts) {

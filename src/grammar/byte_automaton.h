@@ -38,6 +38,9 @@ struct ByteAutomaton {
 Result<ByteAutomaton> product(const ByteAutomaton& first, const ByteAutomaton& second, bool complement,
                               std::size_t most_states);
 
+// Returns the automaton with the fewest states that accepts the same texts (Moore, 1956).
+ByteAutomaton minimised(const ByteAutomaton& automaton);
+
 // Returns an automaton that accepts any valid UTF-8 in which none of the texts occurs (Aho and Corasick, 1975).
 // REQUIRES: no text is empty.
 ByteAutomaton automaton_without(const std::vector<std::string_view>& texts);

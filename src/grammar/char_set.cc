@@ -3,6 +3,9 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <functional>
+#include <map>
+#include <string>
 #include <string_view>
 
 namespace kvasir::grammar {
@@ -20,18 +23,23 @@ CharSet complement(CharSet set) {
 }
 
 CharSet unicode_category(std::string_view name) {
-  CharSet set;
-  if (name.empty()) return set;
-  for (char32_t c = 0; c <= kLastChar; ++c) {
-    const std::string_view category = utf8proc_category_string(static_cast<utf8proc_int32_t>(c));
-    if (!category.starts_with(name)) continue;
-    if (!set.empty() && set.back().last + 1 == c) {
-      set.back().last = c;
-    } else {
-      set.push_back({c, c});
+  static const std::map<std::string, CharSet, std::less<>> kSets = [] {
+    std::map<std::string, CharSet, std::less<>> sets;
+    for (char32_t c = 0; c <= kLastChar; ++c) {
+      const std::string_view category = utf8proc_category_string(static_cast<utf8proc_int32_t>(c));
+      for (const std::string_view each : {category, category.substr(0, 1)}) {
+        CharSet& set = sets[std::string(each)];
+        if (!set.empty() && set.back().last + 1 == c) {
+          set.back().last = c;
+        } else {
+          set.push_back({c, c});
+        }
+      }
     }
-  }
-  return set;
+    return sets;
+  }();
+  const auto found = kSets.find(name);
+  return found != kSets.end() ? found->second : CharSet();
 }
 
 char32_t take_char(std::string_view& text) {

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -34,7 +36,9 @@ class GrammarCompiler {
 
   const Tokenizer& tokenizer_;
   mutable std::mutex mutex_;
-  mutable std::shared_ptr<const grammar::TokenTrie> trie_;  // made when it is first needed
+  // Made when they are first needed.
+  mutable std::shared_ptr<const grammar::TokenTrie> trie_;
+  mutable std::optional<std::map<std::string_view, TokenId>> controls_;  // control tokens but for ends, by name
 };
 
 namespace grammar {

@@ -53,18 +53,19 @@ class GbnfParser {
     return true;
   }
   // Skips white space and comments; line breaks only where a rule goes on behind them.
-  void skip(bool lines) {
-    while (!rest_.empty()) {
-      const char c = rest_.front();
+  static void skip(std::string_view& text, bool lines) {
+    while (!text.empty()) {
+      const char c = text.front();
       if (c == ' ' || c == '\t' || (lines && (c == '\n' || c == '\r'))) {
-        rest_.remove_prefix(1);
+        text.remove_prefix(1);
       } else if (c == '#') {
-        rest_.remove_prefix(std::min(rest_.find('\n'), rest_.size()));
+        text.remove_prefix(std::min(text.find('\n'), text.size()));
       } else {
         break;
       }
     }
   }
+  void skip(bool lines) { skip(rest_, lines); }
 
   static bool is_name_char(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
@@ -123,9 +124,9 @@ class GbnfParser {
 
   // Whether the next line that is not empty begins with "|": an alternative of the same rule.
   bool continues_below() const {
-    GbnfParser ahead = *this;
-    ahead.skip(true);
-    return ahead.rest_.size() < rest_.size() && ahead.rest_.starts_with('|');
+    std::string_view ahead = rest_;
+    skip(ahead, true);
+    return ahead.size() < rest_.size() && ahead.starts_with('|');
   }
 
   Result<Expr> element() {

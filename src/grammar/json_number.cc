@@ -135,14 +135,13 @@ Expr not_negative(Builder& builder, const std::optional<DigitLimit>& least, cons
                   bool integer) {
   std::vector<Expr> all;
   const std::size_t first = least ? least->whole.size() : 1;
-  const std::size_t last = most ? most->whole.size() : kMostDigitsOfLimit;
+  const std::size_t last = most ? most->whole.size() : std::max(first + 1, kMostDigitsOfLimit);
   for (std::size_t places = first; places <= last; ++places) {
     // Beyond the limits' digits all numbers are alike: one expression for all lengths.
     if (!most && places > first) {
       const Expr digit = builder.one_of(std::array{CharRange{'0', '9'}});
-      std::vector<Expr> parts = {
-          builder.one_of(std::array{CharRange{'1', '9'}}),
-          builder.repeat(digit, static_cast<int>(places) - 1, static_cast<int>(std::max(last, places)) - 1)};
+      std::vector<Expr> parts = {builder.one_of(std::array{CharRange{'1', '9'}}),
+                                 builder.repeat(digit, static_cast<int>(places) - 1, static_cast<int>(last) - 1)};
       if (!integer)
         parts.push_back(builder.optional(
             builder.sequence({builder.literal("."), builder.repeat(digit, 1, static_cast<int>(kMostDigitsOfLimit))})));
@@ -162,7 +161,7 @@ Result<Expr> multiples(Builder& builder, const Decimal& step, bool integer) {
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
   const int places = std::max(0, -step.exponent);
   if (error != std::errc() || end != digits.data() + digits.size() ||
-      value * static_cast<std::uint64_t>(places + 2) > kMostStates)
+      value > kMostStates / static_cast<std::uint64_t>(places + 2))
     return unsupported("'multipleOf' has too many digits to be enforced; leave it out");
   if (value == 0) return invalid_argument("'multipleOf' must be greater than 0");
   // State: (decimal places read, or -1 before the point; remainder). The remainder is that of the number times
@@ -198,7 +197,7 @@ Result<Expr> multiples(Builder& builder, const Decimal& step, bool integer) {
         add(from, static_cast<char>('0' + digit),
             state_of(place < 0 ? -1 : place + 1, (remainder * 10 + static_cast<std::uint64_t>(digit)) % value));
     }
-  return builder.automaton(std::move(automaton));
+  return builder.automaton(minimised(automaton));
 }
 
 }  // namespace
@@ -236,6 +235,32 @@ Result<Decimal> parse_decimal(std::string_view text) {
       value.digits.size() > kMostDigitsOfLimit)
     return invalid_argument("the number {} is too large or too small for a limit", text);
   return value;
+}
+
+int compare(const Decimal& a, const Decimal& b) {
+  const auto sign = [](const Decimal& value) { return is_zero(value) ? 0 : value.negative ? -1 : 1; };
+  if (sign(a) != sign(b)) return sign(a) - sign(b);
+  const auto scaled = [](const Decimal& value, int exponent) {
+    return value.digits + std::string(static_cast<std::size_t>(value.exponent - exponent), '0');
+  };
+  const int exponent = std::min(a.exponent, b.exponent);
+  const std::string first = scaled(a, exponent), second = scaled(b, exponent);
+  const int order = first.size() != second.size() ? (first.size() < second.size() ? -1 : 1) : first.compare(second);
+  return sign(a) * order;
+}
+
+Result<bool> is_multiple(const Decimal& value, const Decimal& step) {
+  if (is_zero(value)) return true;
+  const int exponent = std::min(value.exponent, step.exponent);
+  const std::string divisor = step.digits + std::string(static_cast<std::size_t>(step.exponent - exponent), '0');
+  if (divisor.size() > 36) return unsupported("'multipleOf' has too many digits to be enforced; leave it out");
+  __extension__ using Wide = unsigned __int128;
+  Wide by = 0, remainder = 0;
+  for (const char c : divisor) by = by * 10 + static_cast<Wide>(c - '0');
+  if (by == 0) return invalid_argument("'multipleOf' must be greater than 0");
+  for (const char c : value.digits) remainder = (remainder * 10 + static_cast<Wide>(c - '0')) % by;
+  for (int i = value.exponent; i > exponent; --i) remainder = remainder * 10 % by;
+  return remainder == 0;
 }
 
 Result<Expr> number_within(Builder& builder, const NumberLimits& limits) {

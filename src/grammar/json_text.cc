@@ -23,7 +23,7 @@ Expr range(Builder& builder, char32_t first, char32_t last) {
   return builder.one_of(std::array{CharRange{first, last}});
 }
 
-Expr characters(Builder& builder, std::string_view all) {
+Expr any_of(Builder& builder, std::string_view all) {
   std::vector<CharRange> ranges;
   for (const char c : all) ranges.push_back({static_cast<char32_t>(c), static_cast<char32_t>(c)});
   return builder.one_of(ranges);
@@ -51,6 +51,16 @@ std::string escape_of(char32_t c) {
   }
 }
 
+// Returns a text as it is written between the quotes of a string.
+std::string written(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    const bool raw = static_cast<unsigned char>(c) >= 0x20 && c != '"' && c != '\\' && c != 0x7F;
+    out += raw ? std::string(1, c) : escape_of(static_cast<char32_t>(c));
+  }
+  return out;
+}
+
 Expr digits(Builder& builder, int least, int most) {
   return builder.repeat(range(builder, '0', '9'), least, most);
 }
@@ -67,7 +77,7 @@ Expr whole(Builder& builder) {
 Expr JsonText::space() {
   if (space_ == JsonSpace::kNone) return builder_.nothing();
   if (!space_expr_) {
-    const Expr indent = builder_.repeat(characters(builder_, " \t"), 0, kMostIndent);
+    const Expr indent = builder_.repeat(any_of(builder_, " \t"), 0, kMostIndent);
     space_expr_ = builder_.optional(builder_.choice(
         {builder_.literal(" "),
          builder_.sequence({builder_.optional(builder_.literal("\r")), builder_.literal("\n"), indent})}));
@@ -79,15 +89,15 @@ Expr JsonText::any_character() {
   if (character_) return *character_;
   const auto hex = hex_digits();
   const Expr digit = builder_.one_of(hex);
-  const Expr d = characters(builder_, "dD");
-  const Expr not_d = characters(builder_, "0123456789abcefABCEF");
+  const Expr d = any_of(builder_, "dD");
+  const Expr not_d = any_of(builder_, "0123456789abcefABCEF");
   const Expr low = range(builder_, '0', '7');
-  const Expr high_half = builder_.sequence({d, characters(builder_, "89abAB"), digit, digit});
-  const Expr low_half = builder_.sequence({d, characters(builder_, "cdefCDEF"), digit, digit});
+  const Expr high_half = builder_.sequence({d, any_of(builder_, "89abAB"), digit, digit});
+  const Expr low_half = builder_.sequence({d, any_of(builder_, "cdefCDEF"), digit, digit});
   const Expr one_unit =
       builder_.choice({builder_.sequence({not_d, digit, digit, digit}), builder_.sequence({d, low, digit, digit})});
   const Expr escaped = builder_.choice(
-      {characters(builder_, "\"\\/bfnrt"),
+      {any_of(builder_, "\"\\/bfnrt"),
        builder_.sequence(
            {builder_.literal("u"),
             builder_.choice({one_unit, builder_.sequence({high_half, builder_.literal("\\u"), low_half})})})});
@@ -128,8 +138,8 @@ Expr JsonText::integer() {
 
 Expr JsonText::number() {
   const Expr fraction = builder_.sequence({builder_.literal("."), digits(builder_, 1, kMostDigits)});
-  const Expr sign = builder_.optional(characters(builder_, "+-"));
-  const Expr exponent = builder_.sequence({characters(builder_, "eE"), sign, digits(builder_, 1, 3)});
+  const Expr sign = builder_.optional(any_of(builder_, "+-"));
+  const Expr exponent = builder_.sequence({any_of(builder_, "eE"), sign, digits(builder_, 1, 3)});
   return builder_.sequence({whole(builder_), builder_.optional(fraction), builder_.optional(exponent)});
 }
 
@@ -165,13 +175,12 @@ Expr JsonText::value() {
   return builder_.call(*value_);
 }
 
+Expr JsonText::characters(std::string_view text) {
+  return builder_.literal(written(text));
+}
+
 Expr JsonText::quoted(std::string_view text) {
-  std::string written = "\"";
-  for (const char c : text) {
-    const bool raw = static_cast<unsigned char>(c) >= 0x20 && c != '"' && c != '\\' && c != 0x7F;
-    written += raw ? std::string(1, c) : escape_of(static_cast<char32_t>(c));
-  }
-  return builder_.literal(written + "\"");
+  return builder_.literal('"' + written(text) + '"');
 }
 
 Expr JsonText::constant(const Json& value) {

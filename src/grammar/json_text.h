@@ -28,6 +28,11 @@ struct Decimal {
 // Returns the value of a JSON number. `text`: as JSON writes it. Errors: kInvalidArgument beyond 40 digits or an
 // exponent beyond 100.
 Result<Decimal> parse_decimal(std::string_view text);
+// Returns a negative number, 0 or a positive number as `a` is less than, equal to or greater than `b`.
+int compare(const Decimal& a, const Decimal& b);
+// Returns whether a value is a whole multiple of a step. Errors: kUnsupported for a step of more than 36 digits in the
+// units of the value.
+Result<bool> is_multiple(const Decimal& value, const Decimal& step);
 
 // The limits of a number; `exclusive` leaves the limit itself out.
 struct NumberLimits {
@@ -58,8 +63,9 @@ class JsonText {
   Expr character(std::span<const CharRange> ranges);
   // Exactly this value. Objects keep the order of their keys.
   Expr constant(const nlohmann::ordered_json& value);
-  // Exactly this string, with its quotes.
+  // Exactly this string, with its quotes, or only what is between them. Each text has one form.
   Expr quoted(std::string_view text);
+  Expr characters(std::string_view text);
 
   Builder& builder() { return builder_; }
 

@@ -133,10 +133,10 @@ class RegexParser {
       KVASIR_ASSIGN_OR_RETURN(const CharSet set, char_class());
       return one_of(set);
     }
-    if (take(".")) return one_of(complement({{'\n', '\n'}}));
+    if (take(".")) return one_of(complement({{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}}));
     if (c == '*' || c == '+' || c == '?') return error("a repetition of nothing");
     if (c == '\\') {
-      KVASIR_ASSIGN_OR_RETURN(const CharSet set, escape(false));
+      KVASIR_ASSIGN_OR_RETURN(const CharSet set, escape(false, false));
       return one_of(set);
     }
     const char32_t literal = take_char(rest_);
@@ -173,6 +173,7 @@ class RegexParser {
       } else if (take("?")) {
         most = 1;
       } else if (rest_.front() == '{') {
+        if (rest_.starts_with("{,")) return refuse("a repetition '{,' without its least count");
         if (!counts(least, most)) break;
         if (least > kMostRepeats || most > kMostRepeats)
           return exhausted("the regular expression repeats something more than {} times", kMostRepeats);
@@ -216,8 +217,24 @@ class RegexParser {
     return 0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00);
   }
 
-  // Reads an escape, as the set of characters that it stands for.
-  Result<CharSet> escape(bool in_class) {
+  // Returns what \d, \w or \s stand for: what every engine agrees on (ASCII), or what some engine takes for it.
+  static CharSet shorthand(char name, bool widest) {
+    CharSet set = name == 'd'   ? CharSet{{'0', '9'}}
+                  : name == 'w' ? CharSet{{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}}
+                                : CharSet{{'\t', '\r'}, {' ', ' '}};
+    if (!widest) return set;
+    if (name == 'd') add(set, unicode_category("Nd"));
+    if (name == 'w')
+      for (const char* category : {"L", "M", "N", "Pc"}) add(set, unicode_category(category));
+    if (name == 's') {
+      add(set, unicode_category("Z"));
+      add(set, {{0x1C, 0x1F}, {0x85, 0x85}, {0xFEFF, 0xFEFF}});
+    }
+    return set;
+  }
+
+  // Reads an escape, as the set of characters that it stands for. `negated`: the set's complement is meant.
+  Result<CharSet> escape(bool in_class, bool negated) {
     take("\\");
     if (rest_.empty()) return error("a '\\' at the end");
     const char c = rest_.front();
@@ -225,24 +242,13 @@ class RegexParser {
     if (!in_class && (c == 'b' || c == 'B')) return refuse("a word boundary");
     if (c == 'A' || c == 'Z' || c == 'z' || c == 'G' || c == 'k') return refuse("an escape that is no character");
     const char32_t literal = take_char(rest_);
-    const CharSet digit = {{'0', '9'}}, word = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
-    const CharSet space = {{'\t', '\r'}, {' ', ' '}};
     switch (literal) {
-      case 'd': return digit;
-      case 'w': return word;
-      case 's': return space;
-      case 'D': return complement(unicode_category("Nd"));
-      case 'W': {
-        CharSet all = unicode_category("L");
-        add(all, unicode_category("N"));
-        add(all, word);
-        return complement(all);
-      }
-      case 'S': {
-        CharSet all = unicode_category("Z");
-        add(all, {{0, 0x20}, {0x7F, 0xA0}, {0xFEFF, 0xFEFF}});
-        return complement(all);
-      }
+      case 'd':
+      case 'w':
+      case 's': return shorthand(c, negated);
+      case 'D': return complement(shorthand('d', !negated));
+      case 'W': return complement(shorthand('w', !negated));
+      case 'S': return complement(shorthand('s', !negated));
       case 'p':
       case 'P': {
         const std::size_t end = rest_.find('}');
@@ -285,7 +291,7 @@ class RegexParser {
       if (rest_.starts_with("[:")) return refuse("a POSIX class");
       CharSet one;
       if (rest_.front() == '\\') {
-        KVASIR_ASSIGN_OR_RETURN(one, escape(true));
+        KVASIR_ASSIGN_OR_RETURN(one, escape(true, negated));
       } else {
         const char32_t c = take_char(rest_);
         one = {{c, c}};
@@ -295,7 +301,7 @@ class RegexParser {
         take("-");
         CharSet last;
         if (rest_.front() == '\\') {
-          KVASIR_ASSIGN_OR_RETURN(last, escape(true));
+          KVASIR_ASSIGN_OR_RETURN(last, escape(true, negated));
         } else {
           const char32_t c = take_char(rest_);
           last = {{c, c}};

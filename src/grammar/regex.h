@@ -19,10 +19,10 @@ struct RegexOptions {
 };
 
 // Supports what JSON Schema's patterns use: literals, ".", classes, groups, alternatives, greedy and lazy repetitions,
-// the escapes \d \w \s (ASCII; their negations exclude Unicode's too), \p{...} with a general category, \x, \u, and the
-// anchors ^ and $ at the ends of alternatives. Case-sensitive. "." matches all but line feeds.
-// Errors: kUnsupported by name for look-around, back references, flags, word boundaries, possessive repetitions and
-// other anchors; kInvalidArgument with the offset for syntax errors.
+// the escapes \d \w \s and their negations (each only what engines agree on: \d is ASCII, \D is no digit of Unicode),
+// \p{...} with a general category, \x, \u, and the anchors ^ and $ at the ends of alternatives. Case-sensitive. "."
+// matches all but line breaks (LF, CR, U+2028, U+2029). Errors: kUnsupported by name for look-around, back references,
+// flags, word boundaries, possessive repetitions and other anchors; kInvalidArgument with the offset for syntax errors.
 Result<Expr> parse_regex(Builder& builder, std::string_view expression, const RegexOptions& options = {});
 
 }  // namespace kvasir::grammar

@@ -63,7 +63,11 @@ class Nondeterministic {
 std::uint32_t Nondeterministic::add() {
   if (failure_.ok() && states_.size() >= 5 * budget_.states)
     failure_ = exhausted("the grammar needs more than {} states; make it simpler", 5 * budget_.states);
+  constexpr std::size_t kSteps = 8;
+  if (failure_.ok() && budget_.steps < kSteps)
+    failure_ = exhausted("the grammar takes too long to compile; make it simpler");
   if (!failure_.ok()) return 0;
+  budget_.steps -= kSteps;
   states_.emplace_back();
   return static_cast<std::uint32_t>(states_.size() - 1);
 }
@@ -236,9 +240,11 @@ void Determinisation::add_edges(const Set& set, RuleAutomaton::State& out) {
     interval[byte] = static_cast<std::uint16_t>(first_bytes.size() - 1);
   }
   std::vector<Set> targets(first_bytes.size());
-  for (const std::uint32_t each : set)
+  for (const std::uint32_t each : set) {
+    if (steps_ > budget_.steps) return;  // run() refuses it
     for (const ByteEdge& edge : from_.states()[each].edges)
       for (std::size_t i = interval[edge.first]; i <= interval[edge.last]; ++i, ++steps_) targets[i].push_back(edge.to);
+  }
   for (std::size_t i = 0; i < targets.size(); ++i) {
     if (targets[i].empty()) continue;
     const std::size_t last = i + 1 < first_bytes.size() ? first_bytes[i + 1] - 1 : 255;
@@ -286,14 +292,17 @@ Result<RuleAutomaton> rule_automaton(const Builder& builder, std::uint32_t node,
   return Determinisation(states, budget).run(start);
 }
 
-Result<ByteAutomaton> plain_automaton(const Builder& builder, std::uint32_t node, std::size_t most_states) {
+Result<ByteAutomaton> plain_automaton(const Builder& builder, std::uint32_t node, std::size_t most_states,
+                                      std::size_t& steps) {
   bool has_token = false;
   const TokenBytes none = [&](std::string_view) {
     has_token = true;
     return std::string();
   };
-  CompileBudget budget{.states = most_states};
-  KVASIR_ASSIGN_OR_RETURN(RuleAutomaton rule, rule_automaton(builder, node, none, budget));
+  CompileBudget budget{.states = most_states, .steps = steps};
+  Result<RuleAutomaton> made = rule_automaton(builder, node, none, budget);
+  steps = budget.steps;
+  KVASIR_ASSIGN_OR_RETURN(RuleAutomaton rule, std::move(made));
   ByteAutomaton automaton;
   for (RuleAutomaton::State& state : rule.states) {
     if (has_token || !state.calls.empty())

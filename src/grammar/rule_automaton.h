@@ -46,7 +46,9 @@ using TokenBytes = std::function<std::string(std::string_view)>;
 Result<RuleAutomaton> rule_automaton(const Builder& builder, std::uint32_t node, const TokenBytes& token_bytes,
                                      CompileBudget& budget);
 
-// Returns the automaton of a node without calls and control tokens. Errors: kResourceExhausted, kInvalidArgument.
-Result<ByteAutomaton> plain_automaton(const Builder& builder, std::uint32_t node, std::size_t most_states);
+// Returns the automaton of a node without calls and control tokens. `steps`: reduced by those that were taken. Errors:
+// kResourceExhausted, kInvalidArgument.
+Result<ByteAutomaton> plain_automaton(const Builder& builder, std::uint32_t node, std::size_t most_states,
+                                      std::size_t& steps);
 
 }  // namespace kvasir::grammar

@@ -8,16 +8,12 @@
 #include <utility>
 
 #include "base/status.h"
-#include "grammar/builder.h"
-#include "grammar/json_text.h"
-#include "grammar/regex.h"
-#include "grammar/rule_automaton.h"
 
 namespace kvasir::grammar {
 namespace {
 
 constexpr std::size_t kMostParts = 200;
-constexpr int kDeepestValue = 64;
+constexpr int kMostExclusionDepth = 64;  // of exclude_each_other()
 
 constexpr auto kSupported = std::to_array<std::string_view>({"$ref",
                                                              "additionalItems",
@@ -102,6 +98,10 @@ Status check_keywords(const OrderedJson& schema) {
   return {};
 }
 
+// Adds the schemas that must hold for the same value as this one: references and alternatives. Malformed ones are left
+// out; flatten() refuses them.
+void add_in_place(const OrderedJson& root, const OrderedJson& schema, std::vector<const OrderedJson*>& to);
+
 // Follows a reference such as "#/$defs/item" or "#name".
 Result<const OrderedJson*> find_reference(const OrderedJson& root, const OrderedJson& reference) {
   const std::string& text = reference.get_ref<const std::string&>();
@@ -133,6 +133,15 @@ Result<const OrderedJson*> find_reference(const OrderedJson& root, const Ordered
   return unknown();
 }
 
+void add_in_place(const OrderedJson& root, const OrderedJson& schema, std::vector<const OrderedJson*>& to) {
+  for (const char* name : {"allOf", "anyOf", "oneOf"})
+    if (const OrderedJson* list = member(schema, name); list != nullptr && list->is_array())
+      for (const OrderedJson& each : *list) to.push_back(&each);
+  const OrderedJson* reference = member(schema, "$ref");
+  if (reference == nullptr || !reference->is_string()) return;
+  if (const Result<const OrderedJson*> target = find_reference(root, *reference); target.ok()) to.push_back(*target);
+}
+
 Result<TypeSet> types_of(const OrderedJson& type) {
   TypeSet set{false, false, false, false, false, false, false};
   const OrderedJson list = type.is_array() ? type : OrderedJson::array({type});
@@ -158,6 +167,7 @@ Result<TypeSet> types_of(const OrderedJson& type) {
   return set;
 }
 
+// Leaves the types that both have.
 void narrow(TypeSet& set, const TypeSet& by) {
   set.null = set.null && by.null;
   set.boolean = set.boolean && by.boolean;
@@ -168,123 +178,6 @@ void narrow(TypeSet& set, const TypeSet& by) {
   set.fraction = set.fraction && by.fraction;
 }
 
-bool is_whole(const OrderedJson& value) {
-  if (value.is_number_integer()) return true;
-  const Result<Decimal> decimal = parse_decimal(value.dump());
-  return decimal.ok() && decimal->exponent >= 0;
-}
-
-bool has_type(const TypeSet& types, const OrderedJson& value) {
-  if (value.is_null()) return types.null;
-  if (value.is_boolean()) return types.boolean;
-  if (value.is_string()) return types.string;
-  if (value.is_array()) return types.array;
-  if (value.is_object()) return types.object;
-  return types.fraction || (types.integer && is_whole(value));
-}
-
-// Whether a text matches a regular expression, anywhere in it.
-Result<bool> matches(const OrderedJson& pattern, const std::string& text) {
-  Builder builder;
-  KVASIR_ASSIGN_OR_RETURN(
-      const Expr expr, parse_regex(builder, pattern.get_ref<const std::string&>(), {.whole = false, .character = {}}));
-  KVASIR_ASSIGN_OR_RETURN(const ByteAutomaton automaton, plain_automaton(builder, expr.index, 20'000));
-  return automaton.matches(text);
-}
-
-class Validator {
- public:
-  explicit Validator(const OrderedJson& root) : root_(root) {}
-
-  Result<bool> meets(const SchemaSet& set, const OrderedJson& value, int depth) {
-    if (depth > kDeepestValue) return exhausted("a constant of the schema nests deeper than {} levels", kDeepestValue);
-    KVASIR_ASSIGN_OR_RETURN(const FlatSchemas flat, flatten(root_, set));
-    if (flat.never || !has_type(flat.types, value)) return false;
-    for (std::size_t i = 0; i < flat.schemas.size(); ++i) {
-      const SchemaPart& part = flat.parts[i];
-      for (const bool any_of : {true, false}) {
-        const OrderedJson* list = member(*part.schema, any_of ? "anyOf" : "oneOf");
-        if (list == nullptr || (any_of ? part.any_of_done : part.one_of_done)) continue;
-        int met = 0;
-        for (const OrderedJson& each : *list) {
-          KVASIR_ASSIGN_OR_RETURN(const bool one, meets({{&each}}, value, depth + 1));
-          met += one ? 1 : 0;
-        }
-        if (any_of ? met == 0 : met != 1) return false;
-      }
-      KVASIR_ASSIGN_OR_RETURN(const bool one, meets_one(*part.schema, value, depth));
-      if (!one) return false;
-    }
-    return true;
-  }
-
- private:
-  Result<bool> meets_one(const OrderedJson& schema, const OrderedJson& value, int depth) {
-    if (const OrderedJson* constant = member(schema, "const"); constant != nullptr && *constant != value) return false;
-    if (const OrderedJson* list = member(schema, "enum"); list != nullptr && !has(*list, value)) return false;
-    if (value.is_number()) return number(schema, value);
-    if (value.is_string()) return string(schema, value.get_ref<const std::string&>());
-    if (value.is_array()) return array(schema, value, depth);
-    if (value.is_object()) return object(schema, value, depth);
-    return true;
-  }
-
-  static bool has(const OrderedJson& list, const OrderedJson& value) {
-    return std::find(list.begin(), list.end(), value) != list.end();
-  }
-  static bool within(const OrderedJson& schema, const char* least, const char* most, std::size_t size) {
-    const OrderedJson* low = member(schema, least);
-    const OrderedJson* high = member(schema, most);
-    return (low == nullptr || static_cast<double>(size) >= low->get<double>()) &&
-           (high == nullptr || static_cast<double>(size) <= high->get<double>());
-  }
-  static Result<bool> number(const OrderedJson& schema, const OrderedJson& value) {
-    const auto limit = [&](const char* name, auto&& holds) {
-      const OrderedJson* found = member(schema, name);
-      return found == nullptr || !found->is_number() || holds(value.get<double>(), found->get<double>());
-    };
-    return limit("minimum", std::greater_equal<>()) && limit("maximum", std::less_equal<>()) &&
-           limit("exclusiveMinimum", std::greater<>()) && limit("exclusiveMaximum", std::less<>());
-  }
-  static Result<bool> string(const OrderedJson& schema, const std::string& text) {
-    const auto characters = std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; });
-    if (!within(schema, "minLength", "maxLength", static_cast<std::size_t>(characters))) return false;
-    const OrderedJson* pattern = member(schema, "pattern");
-    return pattern == nullptr ? Result<bool>(true) : matches(*pattern, text);
-  }
-  Result<bool> array(const OrderedJson& schema, const OrderedJson& value, int depth) {
-    if (!within(schema, "minItems", "maxItems", value.size())) return false;
-    const OrderedJson* prefix = member(schema, "prefixItems");
-    const OrderedJson* items = member(schema, "items");
-    const std::size_t fixed = prefix != nullptr ? prefix->size() : 0;
-    for (std::size_t i = 0; i < value.size(); ++i) {
-      const OrderedJson* of = i < fixed ? &(*prefix)[i] : items;
-      if (of == nullptr || of->is_array()) continue;
-      KVASIR_ASSIGN_OR_RETURN(const bool one, meets({{of}}, value[i], depth + 1));
-      if (!one) return false;
-    }
-    return true;
-  }
-  Result<bool> object(const OrderedJson& schema, const OrderedJson& value, int depth) {
-    if (!within(schema, "minProperties", "maxProperties", value.size())) return false;
-    if (const OrderedJson* required = member(schema, "required"))
-      for (const OrderedJson& name : *required)
-        if (!name.is_string() || !value.contains(name.get_ref<const std::string&>())) return false;
-    const OrderedJson* properties = member(schema, "properties");
-    const OrderedJson* others = member(schema, "additionalProperties");
-    for (const auto& [name, each] : value.items()) {
-      const OrderedJson* of = properties != nullptr ? member(*properties, name) : nullptr;
-      if (of == nullptr) of = others;
-      if (of == nullptr) continue;
-      KVASIR_ASSIGN_OR_RETURN(const bool one, meets({{of}}, each, depth + 1));
-      if (!one) return false;
-    }
-    return true;
-  }
-
-  const OrderedJson& root_;
-};
-
 }  // namespace
 
 const OrderedJson* member(const OrderedJson& schema, std::string_view name) {
@@ -293,7 +186,46 @@ const OrderedJson* member(const OrderedJson& schema, std::string_view name) {
   return found != schema.end() ? &*found : nullptr;
 }
 
-Result<FlatSchemas> flatten(const OrderedJson& root, const SchemaSet& set) {
+Status SchemaDocument::charge(std::size_t steps) {
+  if (steps_left_ < steps) return exhausted("the schema takes too long to compile; make it simpler");
+  steps_left_ -= steps;
+  return {};
+}
+
+Status SchemaDocument::refuse_loop(const OrderedJson& schema) {
+  struct Visit {
+    const OrderedJson* schema;
+    std::vector<const OrderedJson*> next;
+  };
+  std::vector<Visit> path;
+  const auto enter = [&](const OrderedJson* each) {
+    passed_.emplace(each, false);
+    path.push_back({each, {}});
+    add_in_place(root_, *each, path.back().next);
+  };
+  if (!passed_.contains(&schema)) enter(&schema);
+  while (!path.empty()) {
+    if (path.back().next.empty()) {
+      passed_[path.back().schema] = true;
+      path.pop_back();
+      continue;
+    }
+    const OrderedJson* next = path.back().next.back();
+    path.back().next.pop_back();
+    KVASIR_RETURN_IF_ERROR(charge(50));
+    if (const auto found = passed_.find(next); found == passed_.end()) {
+      enter(next);
+    } else if (!found->second) {
+      return invalid_argument(
+          "a schema is its own alternative or part by '$ref', so it says nothing; refer to it from a property or an "
+          "item");
+    }
+  }
+  return {};
+}
+
+Result<FlatSchemas> flatten(SchemaDocument& document, const SchemaSet& set) {
+  KVASIR_RETURN_IF_ERROR(document.charge(50));
   FlatSchemas flat;
   SchemaSet open(set.rbegin(), set.rend());
   while (!open.empty()) {
@@ -316,7 +248,9 @@ Result<FlatSchemas> flatten(const OrderedJson& root, const SchemaSet& set) {
     }
     if (flat.parts.size() >= kMostParts)
       return exhausted("more than {} schemas apply to one value; make the schema simpler", kMostParts);
+    KVASIR_RETURN_IF_ERROR(document.charge(50));
     KVASIR_RETURN_IF_ERROR(check_keywords(schema));
+    KVASIR_RETURN_IF_ERROR(document.refuse_loop(schema));
     flat.parts.push_back(part);
     flat.schemas.push_back(&schema);
     if (const OrderedJson* type = member(schema, "type")) {
@@ -328,21 +262,17 @@ Result<FlatSchemas> flatten(const OrderedJson& root, const SchemaSet& set) {
     if (const OrderedJson* all = member(schema, "allOf"))
       for (std::size_t i = all->size(); i-- > 0;) open.push_back({&(*all)[i]});
     if (const OrderedJson* reference = member(schema, "$ref")) {
-      KVASIR_ASSIGN_OR_RETURN(const OrderedJson* target, find_reference(root, *reference));
+      KVASIR_ASSIGN_OR_RETURN(const OrderedJson* target, find_reference(document.root(), *reference));
       open.push_back({target});
     }
   }
   return flat;
 }
 
-Result<bool> meets(const OrderedJson& root, const SchemaSet& set, const OrderedJson& value) {
-  return Validator(root).meets(set, value, 0);
-}
-
-Result<bool> exclude_each_other(const OrderedJson& root, const OrderedJson& a, const OrderedJson& b, int depth) {
-  if (depth > kDeepestValue) return false;
-  KVASIR_ASSIGN_OR_RETURN(const FlatSchemas first, flatten(root, {{&a}}));
-  KVASIR_ASSIGN_OR_RETURN(const FlatSchemas second, flatten(root, {{&b}}));
+Result<bool> exclude_each_other(SchemaDocument& document, const OrderedJson& a, const OrderedJson& b, int depth) {
+  if (depth > kMostExclusionDepth) return false;
+  KVASIR_ASSIGN_OR_RETURN(const FlatSchemas first, flatten(document, {{&a}}));
+  KVASIR_ASSIGN_OR_RETURN(const FlatSchemas second, flatten(document, {{&b}}));
   if (first.never || second.never) return true;
   TypeSet common = first.types;
   narrow(common, second.types);
@@ -360,7 +290,7 @@ Result<bool> exclude_each_other(const OrderedJson& root, const OrderedJson& a, c
     if (!list) continue;
     bool none = true;
     for (const OrderedJson& each : *list) {
-      KVASIR_ASSIGN_OR_RETURN(const bool met, meets(root, {{other}}, each));
+      KVASIR_ASSIGN_OR_RETURN(const bool met, meets(document, {{other}}, each));
       none = none && !met;
     }
     if (none) return true;
@@ -380,7 +310,7 @@ Result<bool> exclude_each_other(const OrderedJson& root, const OrderedJson& a, c
         const OrderedJson* also = member(*other, "required");
         const OrderedJson* same = others != nullptr ? member(*others, name) : nullptr;
         if (same == nullptr || also == nullptr || std::find(also->begin(), also->end(), name) == also->end()) continue;
-        KVASIR_ASSIGN_OR_RETURN(const bool excluded, exclude_each_other(root, property, *same, depth + 1));
+        KVASIR_ASSIGN_OR_RETURN(const bool excluded, exclude_each_other(document, property, *same, depth + 1));
         if (excluded) return true;
       }
     }

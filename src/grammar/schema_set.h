@@ -2,12 +2,16 @@
 // Thread-safety: pure functions.
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "grammar/byte_automaton.h"
 #include "kvasir/status.h"
 
 namespace kvasir::grammar {
@@ -40,16 +44,38 @@ struct FlatSchemas {
   bool never = false;  // one of them is `false`
 };
 
-// Follows $ref and allOf, and checks all keywords. `root`: the whole schema. Errors: as json_schema().
-Result<FlatSchemas> flatten(const OrderedJson& root, const SchemaSet& set);
+// A whole schema, with what has been worked out about it and what its compilation may take.
+class SchemaDocument {
+ public:
+  // `root` must outlive this and stay unchanged.
+  explicit SchemaDocument(const OrderedJson& root) : root_(root) {}
+
+  const OrderedJson& root() const { return root_; }
+
+  // Takes from the steps of the compilation, each a few nanoseconds. Errors: kResourceExhausted.
+  Status charge(std::size_t steps);
+  // Returns whether a text matches a regular expression, the whole text or any part of it. Errors: as parse_regex().
+  Result<bool> matches(const std::string& pattern, const std::string& text, bool whole);
+  // Errors: kInvalidArgument for a schema that needs itself for the same value: by $ref, allOf, anyOf and oneOf alone.
+  Status refuse_loop(const OrderedJson& schema);
+
+ private:
+  const OrderedJson& root_;
+  std::size_t steps_left_ = 400'000'000;
+  std::map<std::pair<bool, std::string>, ByteAutomaton> patterns_;
+  std::unordered_map<const OrderedJson*, bool> passed_;  // by refuse_loop(); false: on the path now
+};
+
+// Follows $ref and allOf, and checks all keywords. Errors: as json_schema().
+Result<FlatSchemas> flatten(SchemaDocument& document, const SchemaSet& set);
 
 // Returns the member `name` of a schema, or null.
 const OrderedJson* member(const OrderedJson& schema, std::string_view name);
 
-// Returns whether a value meets all of these; format is not checked. Errors: as json_schema().
-Result<bool> meets(const OrderedJson& root, const SchemaSet& set, const OrderedJson& value);
+// Returns whether a value meets all of these. Errors: as json_schema().
+Result<bool> meets(SchemaDocument& document, const SchemaSet& set, const OrderedJson& value);
 
 // Returns whether no value can meet both, as far as their types, constants and required constants tell.
-Result<bool> exclude_each_other(const OrderedJson& root, const OrderedJson& a, const OrderedJson& b, int depth = 0);
+Result<bool> exclude_each_other(SchemaDocument& document, const OrderedJson& a, const OrderedJson& b, int depth = 0);
 
 }  // namespace kvasir::grammar
