@@ -1,17 +1,23 @@
-"""Random texts of each schema's grammar, validated by python3-jsonschema: schema_check.py MASK_SERVER MODEL [TEXTS [SEED]]
+"""Random texts of each schema's grammar, validated by python3-jsonschema: schema_check.py MASK_SERVER [MODEL [TEXTS [SEED]]]
 
 Every text must be valid, or, where the walk was cut, the beginning of a JSON text. TEXTS: of each schema; 2.
 """
 
+import pathlib
 import random
 import sys
 import time
 
-from masks import Masks, all_schemas, is_prefix, loads, validator
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
+
+from masks import Masks, all_schemas, is_prefix, loads, validator  # noqa: E402
+from real_model import real_model_or_skip  # noqa: E402
 
 
 def main():
-    program, model, texts, seed = sys.argv[1], sys.argv[2], *(int(a) for a in (sys.argv[3:] + ["2", "1"][len(sys.argv) - 3:])[:2])
+    program = sys.argv[1]
+    model, texts, seed = (sys.argv[2:] + [None, "2", "1"][len(sys.argv) - 2:])[:3]
+    model, texts, seed = model or str(real_model_or_skip()), int(texts), int(seed)
     masks = Masks(program, model)
     draw = random.Random(seed)
     wrong, ended, cut = [], 0, 0
