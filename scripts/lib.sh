@@ -11,7 +11,7 @@ build_packages=(g++ cmake ninja-build pkgconf libfmt-dev libcli11-dev nlohmann-j
                 libpcre2-dev libxxhash-dev libedit-dev libboost1.81-dev libsodium-dev libsqlite3-dev
                 libtomlplusplus-dev libspdlog-dev prometheus-cpp-dev libzmq3-dev liburing-dev libhiredis-dev
                 libcurl4-openssl-dev)
-test_packages=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-numpy python3-jinja2 python3-yaml
+test_packages=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-numpy python3-jsonschema python3-jinja2 python3-yaml
                python3-zmq python3-msgpack slowhttptest chromium nginx libnginx-mod-http-js redis-server
                dpkg-dev file procps)
 sanitizer_packages=(clang-14 libclang-rt-14-dev)

@@ -1,5 +1,7 @@
 #include "dialogue/call_grammar.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 #include <string>
@@ -8,6 +10,8 @@
 
 #include "base/status.h"
 #include "dialogue/literal.h"
+#include "grammar/sources/json_schema.h"
+#include "grammar/sources/json_text.h"
 
 namespace kvasir {
 namespace {
@@ -281,6 +285,34 @@ class AnswerWriter {
 Result<Expr> answer_grammar(Builder& builder, const AnswerRules& rules, const CallDemand& demand,
                             const SchemaWriter& schema) {
   return AnswerWriter(builder, rules, schema).write(demand);
+}
+
+Result<std::shared_ptr<const Grammar>> compile_answer(const GrammarCompiler& compiler, const RequestOptions& options,
+                                                      const AnswerRules* rules) {
+  const bool demanded = options.tool_choice == ToolChoice::kRequired || options.tool_choice == ToolChoice::kNamed;
+  const bool strict =
+      rules != nullptr && std::ranges::any_of(rules->tools, [](const Tool& tool) { return tool.strict; });
+  if (!options.grammar && !demanded && !strict) return std::shared_ptr<const Grammar>();
+  if (rules == nullptr) {
+    if (demanded) return invalid_argument("a tool must be called, but there are none").about({"tool_choice"});
+    return compiler.compile(*options.grammar);
+  }
+  // The model, its template and these decide the grammar.
+  std::string key = fmt::format("answer {} {} {} {}\n{}\n", static_cast<int>(options.tool_choice), options.tool_name,
+                                rules->most_calls, rules->starts_in_thoughts, options.tools);
+  for (const auto& [name, value] : options.template_arguments) key += fmt::format("{}={}\n", name, value);
+  if (options.grammar) key += grammar::key_of(*options.grammar);
+  return compiler.compile(std::move(key), [&](grammar::Builder& builder) -> Result<grammar::Expr> {
+    CallDemand demand{options.tool_choice, options.tool_name, std::nullopt};
+    if (options.grammar) {
+      KVASIR_ASSIGN_OR_RETURN(demand.content, read_source(builder, *options.grammar));
+    }
+    grammar::JsonText json(builder, grammar::JsonSpace::kBounded);
+    return answer_grammar(builder, *rules, demand, [&json](grammar::Builder&, const nlohmann::ordered_json& schema) {
+      Result<grammar::Expr> expr = grammar::json_schema(json, schema);
+      return expr.ok() ? expr : Result<grammar::Expr>(Status(expr.status()).about({"tools"}));
+    });
+  });
 }
 
 }  // namespace kvasir

@@ -3,12 +3,14 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
 #include "dialogue/answer_form.h"
-#include "grammar/builder.h"
+#include "grammar/automata/builder.h"
+#include "grammar/compiler.h"
 #include "kvasir/request.h"
 #include "kvasir/status.h"
 
@@ -31,5 +33,10 @@ struct CallDemand {
 // about("tool_choice"); those of `schema`.
 Result<grammar::Expr> answer_grammar(grammar::Builder& builder, const AnswerRules& rules, const CallDemand& demand,
                                      const SchemaWriter& schema);
+
+// Returns what the answer to a request's messages matches, by its tools, the choice of one, and
+// RequestOptions::grammar; null: anything. `rules`: null for an answer that is plain text. Errors: as answer_grammar().
+Result<std::shared_ptr<const Grammar>> compile_answer(const GrammarCompiler& compiler, const RequestOptions& options,
+                                                      const AnswerRules* rules);
 
 }  // namespace kvasir

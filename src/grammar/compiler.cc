@@ -8,11 +8,12 @@
 #include <vector>
 
 #include "base/status.h"
-#include "grammar/gbnf.h"
-#include "grammar/json_schema.h"
-#include "grammar/json_text.h"
 #include "grammar/machine.h"
-#include "grammar/regex.h"
+#include "grammar/matcher.h"
+#include "grammar/sources/gbnf.h"
+#include "grammar/sources/json_schema.h"
+#include "grammar/sources/json_text.h"
+#include "grammar/sources/regex.h"
 #include "text/utf8.h"
 
 namespace kvasir {
@@ -21,6 +22,7 @@ namespace {
 
 constexpr std::size_t kLongestSchema = 1 << 20;
 constexpr int kDeepestSchemaText = 128;
+constexpr std::size_t kMostKeys = 20'000;
 constexpr std::size_t kMostChoices = 10'000;
 
 // Returns a schema, which must outlive the compilation. Its keys stay in order.
@@ -28,13 +30,16 @@ Result<nlohmann::ordered_json> parse_schema(const std::string& text) {
   if (text.size() > kLongestSchema)
     return exhausted("the schema has {} bytes; at most {} are allowed", text.size(), kLongestSchema);
   bool deep = false;
-  const auto check = [&](int depth, nlohmann::ordered_json::parse_event_t, const nlohmann::ordered_json&) {
+  std::size_t keys = 0;
+  const auto check = [&](int depth, nlohmann::ordered_json::parse_event_t event, const nlohmann::ordered_json&) {
     deep = deep || depth > kDeepestSchemaText;
-    return !deep;
+    keys += event == nlohmann::ordered_json::parse_event_t::key ? 1 : 0;
+    return !deep && keys <= kMostKeys;
   };
   try {
     nlohmann::ordered_json schema = nlohmann::ordered_json::parse(text, check);
     if (deep) return exhausted("the schema nests deeper than {} levels", kDeepestSchemaText);
+    if (keys > kMostKeys) return exhausted("the schema has more than {} keywords and properties", kMostKeys);
     return schema;
   } catch (const nlohmann::ordered_json::exception& error) {
     return invalid_argument("the schema is not valid JSON: {:.200}", error.what());
@@ -99,13 +104,18 @@ std::shared_ptr<const grammar::TokenTrie> GrammarCompiler::trie() const {
 
 // Returns the bytes of the control token of a name, or the name itself.
 std::string GrammarCompiler::token_bytes(std::string_view name) const {
-  const Vocabulary& vocabulary = tokenizer_.vocabulary();
-  for (std::size_t i = 0; i < vocabulary.pieces.size(); ++i) {
-    const auto token = static_cast<TokenId>(i);
-    const bool control = vocabulary.kinds[i] == TokenKind::kControl || is_marker(vocabulary, token);
-    if (control && !tokenizer_.is_end(token) && vocabulary.pieces[i] == name) return grammar::control_bytes(token);
+  const std::lock_guard lock(mutex_);
+  if (!controls_) {
+    controls_.emplace();
+    const Vocabulary& vocabulary = tokenizer_.vocabulary();
+    for (std::size_t i = 0; i < vocabulary.pieces.size(); ++i) {
+      const auto token = static_cast<TokenId>(i);
+      const bool control = vocabulary.kinds[i] == TokenKind::kControl || is_marker(vocabulary, token);
+      if (control && !tokenizer_.is_end(token)) controls_->emplace(vocabulary.pieces[i], token);
+    }
   }
-  return std::string(name);
+  const auto found = controls_->find(name);
+  return found != controls_->end() ? grammar::control_bytes(found->second) : std::string(name);
 }
 
 std::shared_ptr<const Grammar> GrammarCompiler::find_kept(const std::string& key) const {
@@ -144,6 +154,7 @@ Result<std::shared_ptr<const Grammar>> GrammarCompiler::compile(std::string key,
   KVASIR_ASSIGN_OR_RETURN(grammar::Machine machine, make_machine(builder, root, bytes, budget));
   auto compiled = std::make_shared<const Grammar>(std::move(machine), trie());
   compiled->warm();
+  KVASIR_RETURN_IF_ERROR(GrammarMatcher(compiled).mask().status());  // not if it is too ambiguous from the start
   keep(std::move(key), compiled);
   return std::shared_ptr<const Grammar>(std::move(compiled));
 }

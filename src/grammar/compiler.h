@@ -4,12 +4,14 @@
 
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 
-#include "grammar/builder.h"
+#include "grammar/automata/builder.h"
 #include "grammar/grammar.h"
 #include "grammar/token_trie.h"
 #include "kvasir/grammar.h"
@@ -40,12 +42,14 @@ class GrammarCompiler {
 
   const Tokenizer& tokenizer_;
   mutable std::mutex mutex_;
-  mutable std::shared_ptr<const grammar::TokenTrie> trie_;  // made when it is first needed
   struct Kept {
     std::string key;
     std::shared_ptr<const Grammar> grammar;
   };
   mutable std::list<Kept> kept_;  // the newest first
+  // Made when they are first needed.
+  mutable std::shared_ptr<const grammar::TokenTrie> trie_;
+  mutable std::optional<std::map<std::string_view, TokenId>> controls_;  // control tokens but for ends, by name
 };
 
 namespace grammar {

@@ -102,7 +102,7 @@ Interiors::Interiors(const Machine& machine, const TokenTrie& trie)
 const Interior& Interiors::of(std::uint32_t state) {
   if (const auto found = known_.find(state); found != known_.end()) return *found->second;
   const std::optional<std::uint32_t> from = nearest(state);
-  std::shared_ptr<const Interior> interior =
+  std::shared_ptr<const Interior> interior =  // one that is known already has other owners
       from ? derive(state, *from) : std::make_shared<const Interior>(make_interior(machine_, trie_, state));
   if (bytes_ > kMostInteriorBytes) {
     std::shared_ptr<const Interior> kept = known_.at(*from);
@@ -111,7 +111,7 @@ const Interior& Interiors::of(std::uint32_t state) {
     bytes_ = 0;
     keep(*from, std::move(kept));
   }
-  keep(state, interior);
+  keep(state, std::move(interior));
   return *known_.at(state);
 }
 

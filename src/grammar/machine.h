@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "grammar/builder.h"
-#include "grammar/rule_automaton.h"
+#include "grammar/automata/builder.h"
+#include "grammar/automata/rule_automaton.h"
 
 namespace kvasir::grammar {
 

@@ -41,6 +41,7 @@ Status GrammarMatcher::exhausted_error() {
 Result<std::shared_ptr<const grammar::TokenBits>> GrammarMatcher::mask() {
   const std::lock_guard lock(grammar_->mutex_);
   enter_newest_space();
+  if (at_ == Configurations::kNone) return exhausted_error();
   const auto [found, added] = space_->masks.try_emplace(at_);
   if (!added) return found->second;
   space_->configurations.grant(kMostSteps);

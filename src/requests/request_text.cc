@@ -1,10 +1,7 @@
 #include "requests/request_text.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "base/guarded.h"
 #include "base/status.h"
@@ -12,42 +9,11 @@
 #include "chat/system_prefix.h"
 #include "dialogue/call_grammar.h"
 #include "dialogue/conversation.h"
-#include "grammar/json_schema.h"
-#include "grammar/json_text.h"
 #include "scheduler/task.h"
 #include "text/utf8.h"
 
 namespace kvasir {
 namespace {
-
-// Returns what the answer to messages matches; null: anything. `rules`: null for an answer that is plain text.
-Result<std::shared_ptr<const Grammar>> answer_grammar_of(const LoadedModel& model, const RequestOptions& options,
-                                                         const AnswerRules* rules) {
-  const bool demanded = options.tool_choice == ToolChoice::kRequired || options.tool_choice == ToolChoice::kNamed;
-  const bool strict =
-      rules != nullptr && std::ranges::any_of(rules->tools, [](const Tool& tool) { return tool.strict; });
-  if (!options.grammar && !demanded && !strict) return std::shared_ptr<const Grammar>();
-  if (rules == nullptr) {
-    if (demanded) return invalid_argument("a tool must be called, but there are none").about({"tool_choice"});
-    return model.grammars->compile(*options.grammar);
-  }
-  // The model, its template and these decide the grammar.
-  std::string key = fmt::format("answer {} {} {} {}\n{}\n", static_cast<int>(options.tool_choice), options.tool_name,
-                                rules->most_calls, rules->starts_in_thoughts, options.tools);
-  for (const auto& [name, value] : options.template_arguments) key += fmt::format("{}={}\n", name, value);
-  if (options.grammar) key += grammar::key_of(*options.grammar);
-  return model.grammars->compile(std::move(key), [&](grammar::Builder& builder) -> Result<grammar::Expr> {
-    CallDemand demand{options.tool_choice, options.tool_name, std::nullopt};
-    if (options.grammar) {
-      KVASIR_ASSIGN_OR_RETURN(demand.content, read_source(builder, *options.grammar));
-    }
-    grammar::JsonText json(builder, grammar::JsonSpace::kBounded);
-    return answer_grammar(builder, *rules, demand, [&json](grammar::Builder&, const nlohmann::ordered_json& schema) {
-      Result<grammar::Expr> expr = grammar::json_schema(json, schema);
-      return expr.ok() ? expr : Result<grammar::Expr>(Status(expr.status()).about({"tools"}));
-    });
-  });
-}
 
 Result<RequestText> encode_messages(const LoadedModel& model, FormatCache& formats, const RequestOptions& options) {
   const Tokenizer& tokenizer = *model.tokenizer;
@@ -58,7 +24,7 @@ Result<RequestText> encode_messages(const LoadedModel& model, FormatCache& forma
   KVASIR_ASSIGN_OR_RETURN(text.tokens, encode_chat(tokenizer, conversation.prompt));
   text.stops = chat.stop();
   if (conversation.rules != nullptr) text.answer = make_answer_form(conversation.rules);
-  Result<std::shared_ptr<const Grammar>> grammar = answer_grammar_of(model, options, conversation.rules.get());
+  Result<std::shared_ptr<const Grammar>> grammar = compile_answer(*model.grammars, options, conversation.rules.get());
   if (!grammar.ok()) return about_unless_said(grammar.status(), "grammar");
   text.grammar = std::move(*grammar);
   // Without a user's message the conversation ends before it.

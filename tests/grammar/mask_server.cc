@@ -2,6 +2,7 @@
 //   {"vocabulary": true}          {"tokens": [hex bytes...], "ends": [ids]}; bytes of control tokens are empty
 //   {"compile": {"kind": "json_schema", "text": "...", "choices": [...], "compact": true}}
 //                                 {"ok": true, "ms": 1.5} or {"ok": false, "code": 3, "error": "..."}
+//   {"restart": true}             {"ok": true}; begins a new text of the same grammar
 //   {"mask": true}                {"mask": "hex of the bits, lowest byte first", "us": 12.5, "complete": false}
 //   {"accept": 17}                {"ok": true}
 // Usage: mask_server MODEL
@@ -9,6 +10,7 @@
 
 #include <chrono>
 #include <iostream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -54,6 +56,7 @@ int main(int argc, char** argv) {
   const auto tokenizer = kvasir::test::tokenizer_of_file(argv[1]);
   if (tokenizer == nullptr) return 1;
   const kvasir::GrammarCompiler compiler(*tokenizer);
+  std::shared_ptr<const kvasir::Grammar> compiled;
   std::optional<kvasir::GrammarMatcher> matcher;
   for (std::string line; std::getline(std::cin, line);) {
     const Json request = Json::parse(line);
@@ -74,11 +77,15 @@ int main(int argc, char** argv) {
       answer = {{"ok", grammar.ok()}, {"ms", since(begin, 1e3)}};
       matcher.reset();
       if (grammar.ok()) {
-        matcher.emplace(*grammar);
+        compiled = *grammar;
+        matcher.emplace(compiled);
       } else {
         answer["code"] = static_cast<int>(grammar.status().code());
         answer["error"] = grammar.status().message();
       }
+    } else if (request.contains("restart")) {
+      matcher.emplace(compiled);
+      answer = {{"ok", true}};
     } else if (request.contains("mask")) {
       const Clock::time_point begin = Clock::now();
       const auto mask = matcher->mask();

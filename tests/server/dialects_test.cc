@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/status.h"
-#include "server/api/ignored_fields.h"
+#include "server/fields/ignored_fields.h"
 #include "server/dialects/anthropic.h"
 #include "server/dialects/infill.h"
 #include "server/dialects/llama_server.h"

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "base/status.h"
-#include "server/api/json_fields.h"
+#include "server/fields/json_fields.h"
 
 namespace kvasir::server {
 namespace {

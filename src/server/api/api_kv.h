@@ -8,7 +8,7 @@
 
 #include "kvasir/request.h"
 #include "kvasir/status.h"
-#include "server/api/json_fields.h"
+#include "server/fields/json_fields.h"
 
 namespace kvasir::server {
 

@@ -12,11 +12,11 @@
 
 #include "base/status.h"
 #include "server/api/api_response.h"
-#include "server/api/grammar_fields.h"
-#include "server/api/json_fields.h"
-#include "server/api/known_fields.h"
-#include "server/api/sampling_fields.h"
-#include "server/api/tool_fields.h"
+#include "server/fields/grammar_fields.h"
+#include "server/fields/json_fields.h"
+#include "server/fields/known_fields.h"
+#include "server/fields/sampling_fields.h"
+#include "server/fields/tool_fields.h"
 
 namespace kvasir::server {
 namespace {

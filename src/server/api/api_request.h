@@ -13,7 +13,7 @@
 #include "kvasir/request.h"
 #include "kvasir/status.h"
 #include "server/api/api_kv.h"
-#include "server/api/json_fields.h"
+#include "server/fields/json_fields.h"
 
 namespace kvasir::server {
 

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/status.h"
-#include "server/api/ignored_fields.h"
+#include "server/fields/ignored_fields.h"
 
 namespace kvasir::server {
 namespace {

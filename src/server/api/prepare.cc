@@ -10,7 +10,7 @@
 
 #include "base/status.h"
 #include "retention/policy_spec.h"
-#include "server/api/raw_member.h"
+#include "server/fields/raw_member.h"
 
 namespace kvasir::server {
 namespace {

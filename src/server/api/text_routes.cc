@@ -9,9 +9,9 @@
 #include "retention/policy_spec.h"
 #include "server/api/api_request.h"
 #include "server/api/api_response.h"
-#include "server/api/json_fields.h"
 #include "server/api/prepare.h"
 #include "server/api/text_answer.h"
+#include "server/fields/json_fields.h"
 
 namespace kvasir::server {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "base/status.h"
 #include "server/api/api_response.h"
-#include "server/api/json_fields.h"
+#include "server/fields/json_fields.h"
 
 namespace kvasir::server {
 namespace {

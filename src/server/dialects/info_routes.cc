@@ -5,13 +5,13 @@
 #include <utility>
 
 #include "base/status.h"
-#include "server/api/ignored_fields.h"
-#include "server/api/json_fields.h"
 #include "server/api/prepare.h"
 #include "server/api/text_answer.h"
 #include "server/dialects/anthropic.h"
 #include "server/dialects/llama_server.h"
 #include "server/dialects/ollama.h"
+#include "server/fields/ignored_fields.h"
+#include "server/fields/json_fields.h"
 
 namespace kvasir::server {
 namespace {

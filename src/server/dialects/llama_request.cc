@@ -9,11 +9,11 @@
 #include <utility>
 
 #include "base/status.h"
-#include "server/api/ignored_fields.h"
-#include "server/api/json_fields.h"
 #include "server/dialects/fields.h"
 #include "server/dialects/infill.h"
 #include "server/dialects/llama_options.h"
+#include "server/fields/ignored_fields.h"
+#include "server/fields/json_fields.h"
 
 namespace kvasir::server {
 namespace {

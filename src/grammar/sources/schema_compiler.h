@@ -1,0 +1,67 @@
+// Turns sets of schemas into expressions; json_schema() is the entry.
+// Thread-safety: none.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "grammar/automata/builder.h"
+#include "grammar/sources/json_text.h"
+#include "grammar/sources/schema_set.h"
+#include "kvasir/status.h"
+
+namespace kvasir::grammar {
+
+// What a property of an object must meet, or an item of an array.
+struct Child {
+  SchemaSet set;
+  bool never = false;
+};
+
+class SchemaCompiler {
+ public:
+  // Both must outlive this; `root`: the whole schema, which stays unchanged.
+  SchemaCompiler(JsonText& text, const OrderedJson& root) : text_(text), builder_(text.builder()), document_(root) {}
+
+  // Returns what all values match that meet a set of schemas. Errors: as json_schema().
+  Result<Expr> value(SchemaSet set);
+
+ private:
+  struct Property {
+    std::string name;
+    Expr member;  // the whole member, key and value
+    bool required = false;
+  };
+
+  Result<Expr> body(const FlatSchemas& flat);
+  Result<std::optional<Expr>> alternatives(const FlatSchemas& flat);
+  Result<std::optional<Expr>> constants(const FlatSchemas& flat);
+  Result<Expr> number(const FlatSchemas& flat);
+  Result<Expr> string(const FlatSchemas& flat);
+  Result<Expr> string_text(const FlatSchemas& flat);
+  Result<Expr> array(const FlatSchemas& flat);
+  Result<Expr> object(const FlatSchemas& flat);
+  Child item(const FlatSchemas& flat, std::size_t index) const;
+  Result<Child> property(const FlatSchemas& flat, const std::string& name);
+  Result<std::optional<Expr>> other_members(const FlatSchemas& flat, const std::vector<std::string>& names);
+  Result<std::vector<std::string>> named_keys(const FlatSchemas& flat);
+  Result<Expr> members(const std::vector<Property>& properties, std::optional<Expr> other, int least,
+                       std::optional<int> most);
+  Result<Expr> pattern(const OrderedJson& pattern);
+  Expr comma() { return builder_.sequence({builder_.literal(","), text_.space()}); }
+  Expr colon() { return builder_.sequence({builder_.literal(":"), text_.space()}); }
+
+  JsonText& text_;
+  Builder& builder_;
+  SchemaDocument document_;
+  std::map<SchemaSet, Rule> rules_;
+  int depth_ = 0;
+};
+
+// Returns the largest of the numbers that a keyword has in several schemas, or the smallest.
+std::optional<int> count_of(const FlatSchemas& flat, std::string_view name, bool largest);
+
+}  // namespace kvasir::grammar

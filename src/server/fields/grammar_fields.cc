@@ -1,0 +1,128 @@
+#include "server/fields/grammar_fields.h"
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/status.h"
+#include "server/api/api_response.h"
+
+namespace kvasir::server {
+namespace {
+
+using Json = nlohmann::json;
+using Kind = GrammarSource::Kind;
+
+class GrammarReader {
+ public:
+  explicit GrammarReader(ApiRequest& request) : request_(request) {}
+
+  Status schema(const Json& schema, const char* field, std::vector<std::string> path) {
+    if (!schema.is_object() && !schema.is_boolean()) return wrong_field(field, "a JSON schema, which is an object");
+    KVASIR_RETURN_IF_ERROR(set({Kind::kJsonSchema, text_of(schema), {}}, field));
+    request_.grammar_path = std::move(path);
+    return {};
+  }
+
+  Status text(const Json& text, Kind kind, const char* field) {
+    if (!text.is_string()) return wrong_field(field, "a string");
+    return set({kind, text.get<std::string>(), {}}, field);
+  }
+
+  Status choice(const Json& list, const char* field) {
+    GrammarSource source{Kind::kChoice, {}, {}};
+    if (!list.is_array()) return wrong_field(field, "a list of strings");
+    for (const Json& each : list) {
+      if (!each.is_string()) return wrong_field(field, "a list of strings");
+      source.choices.push_back(each.get<std::string>());
+    }
+    return set(std::move(source), field);
+  }
+
+  Status set(GrammarSource source, const char* field) {
+    if (request_.grammar)
+      return invalid_argument("'{}' and '{}' both say what the answer looks like; omit one of them",
+                              request_.grammar_field, field)
+          .about({field});
+    request_.grammar = std::move(source);
+    request_.grammar_field = field;
+    return {};
+  }
+
+ private:
+  ApiRequest& request_;
+};
+
+Status read_response_format(const Json& format, GrammarReader& reader) {
+  constexpr const char* kField = "response_format";
+  const Json* type = format.is_object() ? find_field(format, "type") : nullptr;
+  if (type == nullptr) return wrong_field(kField, "an object with 'type'");
+  if (*type == "text") return {};
+  if (*type == "json_object") {
+    // Some servers take a schema here.
+    const Json* schema = find_field(format, "schema");
+    return schema != nullptr ? reader.schema(*schema, kField, {kField, "schema"}) : reader.set(GrammarSource{}, kField);
+  }
+  if (*type == "json_schema") {
+    const Json* named = find_field(format, "json_schema");
+    const Json* schema = named != nullptr && named->is_object() ? find_field(*named, "schema") : nullptr;
+    if (schema == nullptr)
+      return wrong_field(kField, "with 'json_schema', an object with 'schema', which the answer meets");
+    return reader.schema(*schema, kField, {kField, "json_schema", "schema"});
+  }
+  if (*type == "regex" && find_field(format, "pattern") != nullptr)
+    return reader.text(*find_field(format, "pattern"), Kind::kRegex, kField);
+  if (*type == "grammar" && find_field(format, "grammar") != nullptr)
+    return reader.text(*find_field(format, "grammar"), Kind::kGbnf, kField);
+  return unsupported(
+             "'response_format' has the type {:.64}, which is not supported here; there are \"text\", "
+             "\"json_object\" and \"json_schema\"",
+             text_of(*type))
+      .about({kField});
+}
+
+Status read_structured_outputs(const Json& outputs, GrammarReader& reader) {
+  constexpr const char* kField = "structured_outputs";
+  if (!outputs.is_object()) return wrong_field(kField, "an object");
+  for (const auto& [name, value] : outputs.items()) {
+    if (value.is_null() || value == false) continue;
+    if (name == "json") {
+      if (!value.is_object()) return wrong_field("structured_outputs.json", "a JSON schema, which is an object");
+      KVASIR_RETURN_IF_ERROR(reader.schema(value, kField, {kField, "json"}));
+    } else if (name == "regex") {
+      KVASIR_RETURN_IF_ERROR(reader.text(value, Kind::kRegex, kField));
+    } else if (name == "grammar") {
+      KVASIR_RETURN_IF_ERROR(reader.text(value, Kind::kGbnf, kField));
+    } else if (name == "choice") {
+      KVASIR_RETURN_IF_ERROR(reader.choice(value, kField));
+    } else if (name == "json_object") {
+      KVASIR_RETURN_IF_ERROR(reader.set(GrammarSource{}, kField));
+    } else {
+      return unsupported("'structured_outputs.{:.64}' is not supported here; omit it", name).about({kField});
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status read_grammar_fields(const Fields& body, ApiRequest& request) {
+  GrammarReader reader(request);
+  if (const Json* found = body.find("response_format"); found != nullptr)
+    KVASIR_RETURN_IF_ERROR(read_response_format(*found, reader));
+  if (const Json* found = body.find("structured_outputs"); found != nullptr)
+    KVASIR_RETURN_IF_ERROR(read_structured_outputs(*found, reader));
+  for (const char* field : {"guided_json", "json_schema"})
+    if (const Json* found = body.find(field); found != nullptr)
+      KVASIR_RETURN_IF_ERROR(found->is_string() ? reader.text(*found, Kind::kJsonSchema, field)
+                                                : reader.schema(*found, field, {field}));
+  if (const Json* found = body.find("guided_regex"); found != nullptr)
+    KVASIR_RETURN_IF_ERROR(reader.text(*found, Kind::kRegex, "guided_regex"));
+  for (const char* field : {"guided_grammar", "grammar"})
+    if (const Json* found = body.find(field); found != nullptr && *found != "")
+      KVASIR_RETURN_IF_ERROR(reader.text(*found, Kind::kGbnf, field));
+  if (const Json* found = body.find("guided_choice"); found != nullptr)
+    KVASIR_RETURN_IF_ERROR(reader.choice(*found, "guided_choice"));
+  return {};
+}
+
+}  // namespace kvasir::server

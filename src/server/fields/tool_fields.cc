@@ -1,0 +1,145 @@
+#include "server/fields/tool_fields.h"
+
+#include <fmt/core.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/status.h"
+#include "server/fields/json_fields.h"
+
+namespace kvasir::server {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::size_t kMostToolsBytes = std::size_t{1} << 20;
+constexpr std::size_t kLongestId = 256;
+constexpr std::int64_t kMostBudget = std::int64_t{1} << 40;
+
+Status wrong_message(std::size_t index, std::string_view field, std::string_view needs) {
+  return invalid_argument("'messages[{}].{}' must be {}", index, field, needs).about({"messages"});
+}
+
+// Reads an optional string of a message.
+Status read_text_of(const Json& json, std::size_t index, const char* field, std::size_t most, std::string& value) {
+  const Json* found = find_field(json, field);
+  if (found == nullptr) return {};
+  if (!found->is_string() || found->get_ref<const std::string&>().size() > most)
+    return wrong_message(index, field, most == std::string::npos ? "a string" : "a string of at most 256 bytes");
+  value = found->get<std::string>();
+  return {};
+}
+
+Status read_call(const Json& json, std::size_t index, ToolCall& call) {
+  if (!json.is_object()) return wrong_message(index, "tool_calls", "a list of objects");
+  if (const Json* type = find_field(json, "type"); type != nullptr && *type != "function")
+    return wrong_message(index, "tool_calls[].type", "\"function\"");
+  const Json* function = find_field(json, "function");
+  const Json* name = function != nullptr && function->is_object() ? find_field(*function, "name") : nullptr;
+  if (name == nullptr || !name->is_string() || name->get_ref<const std::string&>().empty() ||
+      name->get_ref<const std::string&>().size() > kLongestId)
+    return wrong_message(index, "tool_calls[].function.name", "a string of 1 to 256 bytes");
+  call.name = name->get<std::string>();
+  if (const Json* id = find_field(json, "id"); id != nullptr) {
+    if (!id->is_string() || id->get_ref<const std::string&>().size() > kLongestId)
+      return wrong_message(index, "tool_calls[].id", "a string of at most 256 bytes");
+    call.id = id->get<std::string>();
+  }
+  const Json* arguments = find_field(*function, "arguments");
+  if (arguments == nullptr) {
+    call.arguments = "{}";
+  } else if (arguments->is_string()) {
+    call.arguments = arguments->get<std::string>();
+  } else if (arguments->is_object()) {
+    call.arguments = arguments->dump(-1, ' ', false, Json::error_handler_t::replace);
+  } else {
+    return wrong_message(index, "tool_calls[].function.arguments", "a string of JSON");
+  }
+  return {};
+}
+
+Status read_tool_choice(const Fields& body, RequestOptions& options) {
+  const Json* choice = find_field(body, "tool_choice");
+  if (choice == nullptr || *choice == "auto") return {};
+  if (*choice == "none") {
+    options.tool_choice = ToolChoice::kNone;
+    return {};
+  }
+  const Json* function = choice->is_object() ? find_field(*choice, "function") : nullptr;
+  const Json* name = function != nullptr && function->is_object() ? find_field(*function, "name") : nullptr;
+  if (*choice != "required" && (name == nullptr || !name->is_string()))
+    return wrong_field("tool_choice",
+                       "\"none\", \"auto\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": ...}}");
+  if (options.tools.empty()) return invalid_argument("'tool_choice' needs 'tools'").about({"tool_choice"});
+  if (name == nullptr) {
+    options.tool_choice = ToolChoice::kRequired;
+    return {};
+  }
+  options.tool_choice = ToolChoice::kNamed;
+  options.tool_name = name->get<std::string>();
+  return {};
+}
+
+}  // namespace
+
+Status read_tools(const Fields& body, RequestOptions& options) {
+  if (const Json* tools = find_field(body, "tools"); tools != nullptr && !tools->empty()) {
+    if (!tools->is_array()) return wrong_field("tools", "a list of tools");
+    options.tools = tools->dump(-1, ' ', false, Json::error_handler_t::replace);
+    if (options.tools.size() > kMostToolsBytes) return wrong_field("tools", "at most 1 MiB of JSON");
+  }
+  KVASIR_RETURN_IF_ERROR(read_field(body, "parallel_tool_calls", options.parallel_tool_calls));
+  return read_tool_choice(body, options);
+}
+
+Status read_thinking(const Fields& body, RequestOptions& options) {
+  if (const Json* arguments = find_field(body, "chat_template_kwargs"); arguments != nullptr && arguments->is_object())
+    for (const char* name : {"thinking", "enable_thinking"})
+      if (const auto found = arguments->find(name); found != arguments->end() && found->is_boolean())
+        options.thinking = found->get<bool>() ? Thinking::kOn : Thinking::kOff;
+  std::string effort;
+  KVASIR_RETURN_IF_ERROR(read_text(body, "reasoning_effort", 64, effort));
+  if (effort == "none") {
+    options.thinking = Thinking::kOff;
+  } else if (!effort.empty()) {
+    options.template_arguments.emplace_back("reasoning_effort", Json(effort).dump());
+  }
+  for (const char* field :
+       {"reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"}) {
+    KVASIR_ASSIGN_OR_RETURN(const auto budget, read_whole(body, field, -1, kMostBudget));
+    if (!budget || *budget < 0) continue;
+    if (*budget > 0)
+      return make_status(StatusCode::kUnsupported, "'{}' is not supported here, except for 0 (no thoughts) and -1",
+                         field)
+          .about({field});
+    options.thinking = Thinking::kOff;
+  }
+  std::string format = "auto";
+  KVASIR_RETURN_IF_ERROR(read_text(body, "reasoning_format", 64, format));
+  if (format != "auto" && format != "deepseek")
+    return make_status(StatusCode::kUnsupported,
+                       "'reasoning_format' is always \"deepseek\" here: thoughts are in 'reasoning_content'")
+        .about({"reasoning_format"});
+  return {};
+}
+
+Status read_message_parts(const Json& json, std::size_t index, Message& message) {
+  KVASIR_RETURN_IF_ERROR(read_text_of(json, index, "name", kLongestId, message.name));
+  if (message.role != "tool") message.name.clear();  // of a person: templates write none
+  KVASIR_RETURN_IF_ERROR(read_text_of(json, index, "tool_call_id", kLongestId, message.tool_call_id));
+  for (const char* field : {"reasoning", "reasoning_content"})
+    KVASIR_RETURN_IF_ERROR(read_text_of(json, index, field, std::string::npos, message.reasoning));
+  const Json* calls = find_field(json, "tool_calls");
+  if (calls == nullptr || *calls == Json::array()) return {};
+  if (message.role != "assistant")
+    return invalid_argument("'messages[{}].tool_calls' is for messages of the assistant", index).about({"messages"});
+  if (!calls->is_array() || calls->size() > kMostCalls)
+    return wrong_message(index, "tool_calls", "a list of at most 128 calls");
+  for (const Json& each : *calls) KVASIR_RETURN_IF_ERROR(read_call(each, index, message.tool_calls.emplace_back()));
+  return {};
+}
+
+}  // namespace kvasir::server

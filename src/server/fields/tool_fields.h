@@ -1,0 +1,28 @@
+// Reads the fields of a chat that are about tools and thoughts.
+// Thread-safety: pure functions.
+#pragma once
+
+#include <cstddef>
+#include <nlohmann/json_fwd.hpp>
+
+#include "kvasir/request.h"
+#include "kvasir/status.h"
+#include "server/fields/json_fields.h"
+
+namespace kvasir::server {
+
+inline constexpr std::size_t kMostCalls = 128;  // of one message
+
+// Reads "tools", "tool_choice" and "parallel_tool_calls". The tools themselves are checked when the prompt is written.
+// Errors: kInvalidArgument; kUnsupported for a choice that cannot be enforced.
+Status read_tools(const Fields& body, RequestOptions& options);
+
+// Reads "reasoning_effort", the thinking budgets and "reasoning_format", and what chat_template_kwargs say of thinking.
+// Errors: kInvalidArgument, kUnsupported.
+Status read_thinking(const Fields& body, RequestOptions& options);
+
+// Reads what a message has besides role and content: "tool_calls", "tool_call_id", "name", "reasoning_content" (or
+// "reasoning"). `index`: of the message. Errors: kInvalidArgument, about("messages").
+Status read_message_parts(const nlohmann::json& json, std::size_t index, Message& message);
+
+}  // namespace kvasir::server

@@ -1,0 +1,165 @@
+"""Structured answers of a real server: grammar_check.py KVASIR [MODEL]
+
+Each field that restricts an answer gives one that meets it, in chats and completions, streamed and not, for one answer and two;
+what cannot be enforced is a 400 that names it. Needs the downloaded model.
+"""
+import json
+import pathlib
+import re
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "support")]
+
+from live_server import LiveServer  # noqa: E402
+from real_model import real_model_or_skip  # noqa: E402
+
+SCHEMA = {"type": "object", "properties": {"zebra": {"type": "integer", "minimum": 1, "maximum": 99},
+                                            "apple": {"enum": ["red", "green"]},
+                                            "list": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}},
+          "required": ["zebra", "apple", "list"], "additionalProperties": False}
+
+
+def check_schema(text):
+    value = json.loads(text)
+    assert list(value) == ["zebra", "apple", "list"], value  # in the schema's order
+    assert type(value["zebra"]) is int and 1 <= value["zebra"] <= 99 and value["apple"] in ("red", "green"), value
+    assert len(value["list"]) <= 2 and all(type(each) is bool for each in value["list"]), value
+
+
+def check_object(text):
+    assert isinstance(json.loads(text), dict), text
+
+
+def matches(regex):
+    def check(text):
+        assert re.fullmatch(regex, text), text
+    return check
+
+
+GRAMMAR = 'root ::= "{" [a-c]{2,4} "}" | "none"'
+WAYS = [  # fields of a body, what its answer meets
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}}, check_schema),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, check_schema),
+    ({"guided_json": SCHEMA}, check_schema),
+    ({"json_schema": SCHEMA}, check_schema),
+    ({"structured_outputs": {"json": SCHEMA}}, check_schema),
+    ({"guided_regex": r"[A-Z][a-z]{2,5} \d{2}"}, matches(r"[A-Z][a-z]{2,5} \d{2}")),
+    ({"structured_outputs": {"regex": r"(yes|no)!"}}, matches("(yes|no)!")),
+    ({"guided_choice": ["spades", "hearts", "ace of spades"]}, matches("spades|hearts|ace of spades")),
+    ({"structured_outputs": {"choice": ["a", "b"]}}, matches("[ab]")),
+    ({"grammar": GRAMMAR}, matches(r"\{[a-c]{2,4}\}|none")),
+    ({"guided_grammar": GRAMMAR}, matches(r"\{[a-c]{2,4}\}|none")),
+]
+
+
+def answers(server, chat, body, stream):
+    """(text, finish reason) of each answer, in order of index."""
+    prompt = {"messages": [{"role": "user", "content": "Give me an example, please."}]} if chat else {"prompt": "Here is one: "}
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    status, _, text = server.ask("POST", path, {**prompt, "max_tokens": 300, "seed": 5, "temperature": 0.8, "stream": stream, **body})
+    assert status == 200, (status, text, body)
+    if not stream:
+        return [((each["message"]["content"] if chat else each["text"]), each["finish_reason"]) for each in json.loads(text)["choices"]]
+    texts, reasons = {}, {}
+    for line in text.splitlines():
+        if not line.startswith("data: {"):
+            continue
+        for each in json.loads(line[6:])["choices"]:
+            part = each["delta"].get("content") if chat else each["text"]
+            texts[each["index"]] = texts.get(each["index"], "") + (part or "")
+            reasons[each["index"]] = each["finish_reason"] or reasons.get(each["index"])
+    return [(texts[index], reasons[index]) for index in sorted(texts)]
+
+
+def check_answers(server):
+    for body, check in WAYS:
+        for chat in (False, True):
+            for stream in (False, True):
+                for count in (1, 2):
+                    got = answers(server, chat, {**body, "n": count}, stream)
+                    assert len(got) == count, got
+                    for text, reason in got:
+                        assert reason == "stop", (body, chat, stream, text, reason)
+                        check(text)
+    # An object of any kind may be long: then it is cut, and says so.
+    for chat in (False, True):
+        for text, reason in answers(server, chat, {"response_format": {"type": "json_object"}, "n": 2, "temperature": 0.3}, False):
+            if reason == "stop":
+                check_object(text)
+            else:
+                assert reason == "length" and text.startswith("{"), (text, reason)
+
+
+def check_cut(server):
+    """An answer that max_tokens ends is a beginning of what it would have been."""
+    body = {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}, "temperature": 0}
+    [(whole, reason)] = answers(server, True, body, False)
+    assert reason == "stop", reason
+    for tokens in (1, 3, 7):
+        [(text, reason)] = answers(server, True, {**body, "max_tokens": tokens}, False)
+        assert reason == "length" and whole.startswith(text) and len(text) < len(whole), (whole, text)
+
+
+def check_stops_and_plain(server):
+    """A grammar and a stop string; and a request without a grammar is not touched by one."""
+    [(text, _)] = answers(server, False, {"guided_regex": "[a-z]{5}END[a-z]{5}", "stop": "END"}, False)
+    assert re.fullmatch("[a-z]{5}", text), text
+    plain = {"temperature": 0, "max_tokens": 8}
+    before = answers(server, False, plain, False)
+    answers(server, False, {"guided_choice": ["zzzz"]}, False)
+    assert answers(server, False, plain, False) == before
+
+
+def refused(server, body, *names):
+    for path, prompt in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})):
+        status, _, text = server.ask("POST", path, {**prompt, "max_tokens": 4, **body})
+        assert status == 400, (status, text, body)
+        message = json.loads(text)["error"]["message"]
+        assert "\n" not in message and all(name in message for name in names), (message, names)
+
+
+def schema_format(schema):
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}}
+
+
+def check_refusals(server):
+    refused(server, schema_format({"type": "object", "not": {}}), "'not'")
+    refused(server, schema_format({"type": "array", "uniqueItems": True}), "'uniqueItems'")
+    refused(server, schema_format({"type": "string", "pattern": "(?=a)"}), "look-around")
+    refused(server, schema_format({"type": "string", "minLength": 3, "maxLength": 2}), "no text matches")
+    refused(server, schema_format({"$ref": "#/$defs/none"}), "#/$defs/none")
+    refused(server, schema_format({"type": "string", "format": "regex"}), "'regex'")
+    refused(server, schema_format({"type": "object", "minProperties": 2, "additionalProperties": {}}), "'minProperties'")
+    refused(server, schema_format({"type": "string", "maxLength": 100000}), "'maxLength'")
+    refused(server, {"response_format": {"type": "json_schema"}}, "response_format")
+    refused(server, {"response_format": {"type": "xml"}}, "response_format")
+    refused(server, {"response_format": "json"}, "response_format")
+    refused(server, {"guided_regex": "(a"}, "byte 2")
+    refused(server, {"guided_regex": 1}, "guided_regex")
+    refused(server, {"grammar": "root ::= root \"a\" | \"b\""}, "left recursion")
+    refused(server, {"grammar": "start ::= \"a\""}, "'root'")
+    refused(server, {"guided_choice": []}, "choice")
+    refused(server, {"guided_choice": "a"}, "guided_choice")
+    refused(server, {"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex", "guided_choice")
+    refused(server, {"structured_outputs": {"structural_tag": "x"}}, "structural_tag")
+    refused(server, schema_format({"type": "object", "properties": {f"p{i}": {} for i in range(30000)}}), "20000")
+    deep = {"type": "null"}
+    for _ in range(90):
+        deep = {"type": "array", "items": deep}
+    refused(server, schema_format(deep), "nest")
+
+
+def main():
+    model = sys.argv[2] if len(sys.argv) > 2 else str(real_model_or_skip())
+    with LiveServer(sys.argv[1], model) as server:
+        check_refusals(server)
+        check_answers(server)
+        check_cut(server)
+        check_stops_and_plain(server)
+        assert server.running() == 0
+    print(f"{len(WAYS) * 8} kinds of requests gave valid answers")
+
+
+if __name__ == "__main__":
+    main()
