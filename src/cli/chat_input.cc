@@ -1,9 +1,25 @@
 #include "cli/chat_input.h"
 
+#include <utility>
+
 #include "base/mapped_file.h"
 #include "base/status.h"
 
 namespace kvasir::cli {
+namespace {
+
+bool parse_call(const Json& json, ToolCall& call) {
+  if (!json.is_object() || !json.contains("function") || !json["function"].is_object()) return false;
+  const Json& function = json["function"];
+  for (const char* key : {"name", "arguments"})
+    if (!function.contains(key) || !function[key].is_string()) return false;
+  if (json.contains("id") && json["id"].is_string()) call.id = json["id"];
+  call.name = function["name"];
+  call.arguments = function["arguments"];
+  return true;
+}
+
+}  // namespace
 
 CLI::Option* add_chat_template_option(CLI::App& command, std::string& file) {
   return command
@@ -52,10 +68,22 @@ Result<std::vector<ChatMessage>> parse_messages(std::string_view json) {
   std::vector<ChatMessage> messages;
   for (const Json& entry : list) {
     const auto is_text = [&](const char* key) { return entry.contains(key) && entry[key].is_string(); };
-    if (!entry.is_object() || !is_text("role") || !is_text("content"))
+    const bool calls = entry.is_object() && entry.contains("tool_calls") && entry["tool_calls"].is_array();
+    if (!entry.is_object() || !is_text("role") || !(is_text("content") || calls))
       return invalid_argument("message {} of the conversation needs \"role\" and \"content\", both strings",
                               messages.size() + 1);
-    messages.push_back({entry["role"], entry["content"]});
+    ChatMessage message = {entry["role"], is_text("content") ? entry["content"].get<std::string>() : ""};
+    for (const auto& [key, text] : {std::pair{"reasoning_content", &message.reasoning},
+                                    {"tool_call_id", &message.tool_call_id},
+                                    {"name", &message.name}})
+      if (is_text(key)) *text = entry[key];
+    if (calls)
+      for (const Json& each : entry["tool_calls"])
+        if (!parse_call(each, message.tool_calls.emplace_back()))
+          return invalid_argument(
+              "message {} of the conversation needs calls with \"function\": {{\"name\", \"arguments\"}}, both strings",
+              messages.size() + 1);
+    messages.push_back(std::move(message));
   }
   return messages;
 }

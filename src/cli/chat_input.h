@@ -19,7 +19,8 @@ Result<std::string> read_chat_template(const std::string& file);
 // Adds --template-arg NAME=VALUE, which may be repeated; stores the pairs.
 CLI::Option* add_template_arg_option(CLI::App& command, std::vector<std::pair<std::string, std::string>>& arguments);
 
-// Parses [{"role": "user", "content": "Hello"}, ...]. Errors: kInvalidArgument.
+// Parses [{"role": "user", "content": "Hello"}, ...], as in OpenAI's API: also with "tool_calls", "tool_call_id",
+// "name" and "reasoning_content". Errors: kInvalidArgument.
 Result<std::vector<ChatMessage>> parse_messages(std::string_view json);
 
 }  // namespace kvasir::cli

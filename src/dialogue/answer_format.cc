@@ -80,9 +80,12 @@ std::string_view trimmed_left(std::string_view text) {
   return text.substr(std::min(text.find_first_not_of(kSpace), text.size()));
 }
 
-std::string_view trimmed(std::string_view text) {
-  text = trimmed_left(text);
+std::string_view trimmed_right(std::string_view text) {
   return text.substr(0, text.find_last_not_of(kSpace) + 1);
+}
+
+std::string_view trimmed(std::string_view text) {
+  return trimmed_right(trimmed_left(text));
 }
 
 std::size_t partial_marker(std::string_view text, std::string_view marker) {

@@ -67,6 +67,7 @@ LooseMatch match_loosely(std::string_view text, std::string_view literal);
 // Returns the text without white space at its ends.
 std::string_view trimmed(std::string_view text);
 std::string_view trimmed_left(std::string_view text);
+std::string_view trimmed_right(std::string_view text);
 
 // Returns the length of the longest end of `text` with which `marker` begins without being complete.
 std::size_t partial_marker(std::string_view text, std::string_view marker);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dialogue/call_events.h"
+#include "dialogue/call_parts.h"
 #include "dialogue/json_reader.h"
 #include "dialogue/literal.h"
 
@@ -17,79 +18,16 @@ using Kind = AnswerPiece::Kind;
 using Match = LooseMatch::Kind;
 using Shape = CallFormat::Shape;
 
-constexpr std::size_t kLongestId = 256;
+constexpr std::size_t kLongestId = 256, kLongestParameter = 4096;
 constexpr std::string_view kWhite = " \t\r\n";
-constexpr std::string_view kPythonTag = "<|python_tag|>";  // Llama 3.1 may write it before a call
-
-// A text that begins a call in the middle of other text, and what stands from there to the call.
-struct Trigger {
-  std::string mark;
-  std::string opening;
-};
-
-// Returns the first mark, <...> or [...], of a text that begins with one; else the text up to white space.
-std::string mark_of(std::string_view text) {
-  text = trimmed(text);
-  if (text.starts_with('<') || text.starts_with('[')) {
-    const std::size_t end = text.find(text[0] == '<' ? '>' : ']');
-    if (end != std::string_view::npos) return std::string(text.substr(0, end + 1));
-  }
-  return std::string(text.substr(0, text.find_first_of(kWhite)));
-}
-
-std::string_view trimmed_right(std::string_view text) {
-  return text.substr(0, text.find_last_not_of(kWhite) + 1);
-}
-
-bool continues_name(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
-}
-
-bool is_bracketed(Shape shape) {
-  return shape == Shape::kPython || shape == Shape::kGemma;
-}
-
-// Returns what stands behind a call's name.
-std::string_view behind_name(const CallFormat& calls) {
-  return calls.shape == Shape::kPython ? "(" : calls.shape == Shape::kGemma ? "{" : std::string_view(calls.after_name);
-}
-
-// Returns `text` as it stands between the quotation marks of JSON.
-std::string escaped(std::string_view text) {
-  const std::string quoted = spaced_json(text);
-  return quoted.substr(1, quoted.size() - 2);
-}
-
-// What a tool's schema says of a parameter.
-enum class Wanted { kText, kOther, kAny };
-
-Wanted wanted_of(const Tool& tool, const std::string& key) {
-  const nlohmann::ordered_json& schema = tool.parameters;
-  if (!schema.is_object() || !schema.contains("properties") || !schema["properties"].is_object()) return Wanted::kAny;
-  const auto property = schema["properties"].find(key);
-  if (property == schema["properties"].end() || !property->is_object()) return Wanted::kAny;
-  const auto type = property->find("type");
-  if (type != property->end() && type->is_string()) return *type == "string" ? Wanted::kText : Wanted::kOther;
-  if (const auto values = property->find("enum"); values != property->end() && values->is_array())
-    if (std::ranges::all_of(*values, [](const auto& value) { return value.is_string(); })) return Wanted::kText;
-  return Wanted::kAny;
-}
-
 class FormatParser final : public AnswerParser {
  public:
   FormatParser(std::shared_ptr<const AnswerRules> rules, std::uint64_t seed)
       : rules_(std::move(rules)), calls_(rules_->format.calls), events_(rules_, seed), object_(calls_) {
     if (rules_->starts_in_thoughts) state_ = State::kThoughts;
     if (rules_->tools.empty() || calls_.shape == Shape::kNone) return;
-    const std::string whole = calls_.section_open + calls_.open;
-    for (const std::string& opening : {whole, calls_.open}) {
-      const std::string mark = mark_of(opening);
-      // A bracket alone begins too many texts.
-      if (mark.size() > 1 && (triggers_.empty() || triggers_[0].opening != opening))
-        triggers_.push_back({mark, opening});
-    }
-    bare_ = triggers_.empty();
-    if (bare_) triggers_.push_back({std::string(kPythonTag), std::string(kPythonTag) + whole});
+    triggers_ = triggers_of(calls_);
+    bare_ = !has_mark(calls_);
   }
 
   void push(std::string_view text, std::vector<AnswerPiece>& pieces) override {
@@ -108,11 +46,10 @@ class FormatParser final : public AnswerParser {
         }
       } while (state_ >= State::kOpening && state_ < State::kClosing);
     }
-    if (state_ == State::kClosing || state_ == State::kNext) state_ = State::kText;
     if (state_ == State::kThoughts) {
       if (!trimmed(buffer_).empty()) events_.text(Kind::kReasoning, space_ + std::string(trimmed_right(buffer_)));
-    } else {
-      if (events_.calls() == 0 || !trimmed(buffer_).empty()) events_.text(Kind::kContent, space_ + buffer_);
+    } else if (events_.calls() == 0 || !trimmed(buffer_).empty()) {
+      events_.text(Kind::kContent, space_ + buffer_);
     }
     buffer_.clear();
     space_.clear();
@@ -214,8 +151,8 @@ class FormatParser final : public AnswerParser {
       }
     }
     std::size_t at = std::string::npos, partial = 0;
-    const Trigger* found = nullptr;
-    for (const Trigger& trigger : triggers_) {
+    const CallTrigger* found = nullptr;
+    for (const CallTrigger& trigger : triggers_) {
       const std::size_t here = buffer_.find(trigger.mark);
       if (here < at) {
         at = here;
@@ -237,8 +174,7 @@ class FormatParser final : public AnswerParser {
       buffer_.erase(0, std::min(buffer_.find_first_not_of(kWhite), buffer_.size()));
       if (buffer_.empty()) return false;
     }
-    const std::size_t at = buffer_.find(close);
-    if (at != std::string::npos) {
+    if (const std::size_t at = buffer_.find(close); at != std::string::npos) {
       const std::string text = take(at);
       take(close.size());
       if (const std::string_view solid = trimmed_right(text); !solid.empty()) {
@@ -279,7 +215,7 @@ class FormatParser final : public AnswerParser {
       part = match.kind == Match::kPart;
       if (match.kind == Match::kYes) return opened(match.size);
     }
-    for (const Trigger& trigger : triggers_) {
+    for (const CallTrigger& trigger : triggers_) {
       if (trigger.mark != mark_) continue;
       const LooseMatch match = match_loosely(buffer_, trigger.opening);
       if (match.kind == Match::kYes) return opened(match.size);
@@ -446,37 +382,24 @@ class FormatParser final : public AnswerParser {
   }
 
   bool in_key() {
-    const std::string_view text_mark = trimmed(calls_.string_open), other_mark = trimmed(calls_.other_open);
-    const std::size_t text_at = buffer_.find(text_mark), other_at = buffer_.find(other_mark);
-    const std::size_t at = std::min(text_at, other_at);
-    if (at == std::string::npos) return ending_ || buffer_.size() > 4096 ? fail() : false;
-    // Where one mark begins the other, the longer one counts.
-    is_text_ = text_at < other_at || (text_at == other_at && text_mark.size() >= other_mark.size());
-    const std::string& open = is_text_ ? calls_.string_open : calls_.other_open;
-    const std::size_t size = at + trimmed(open).size();
-    const std::string_view space = std::string_view(open).substr(open.find_last_not_of(kWhite) + 1);
-    if (buffer_.size() < size + space.size() && !ending_) return false;
-    const std::string key(trimmed(std::string_view(buffer_).substr(0, at)));
-    take(size);
-    if (std::string_view(buffer_).starts_with(space)) take(space.size());
+    const ValueOpening opening = find_value(calls_, buffer_);
+    if (!opening.found) return ending_ || buffer_.size() > kLongestParameter ? fail() : false;
+    if (buffer_.size() < opening.size + opening.space.size() && !ending_) return false;
+    const std::string key(trimmed(std::string_view(buffer_).substr(0, opening.at)));
+    take(opening.size);
+    if (std::string_view(buffer_).starts_with(opening.space)) take(opening.space.size());
     const bool told = calls_.string_open != calls_.other_open;
-    const Wanted wanted = wanted_of(*tool_, key);
-    is_text_ = wanted == Wanted::kText || (wanted == Wanted::kAny && told && is_text_);
+    const WantedValue wanted = wanted_of(*tool_, key);
+    const bool text = wanted == WantedValue::kText || (wanted == WantedValue::kAny && told && opening.is_text);
     events_.arguments((first_ ? "{" : ", ") + spaced_json(key) + ": ");
     first_ = false;
-    if (is_text_) events_.arguments("\"");
-    state_ = is_text_ ? State::kString : State::kOther;
+    if (text) events_.arguments("\"");
+    state_ = text ? State::kString : State::kOther;
     return true;
   }
 
-  // White space before the mark that closes a value is the format's.
-  std::string value_end() const {
-    const std::string& close = calls_.value_close;
-    return close.substr(0, close.find_last_not_of(kWhite) + 1);
-  }
-
   bool in_string() {
-    const std::string close = value_end();
+    const std::string close = value_end(calls_);
     const std::string_view mark = trimmed(close);
     const std::string_view space = std::string_view(close).substr(0, close.size() - mark.size());
     const std::size_t at = buffer_.find(mark);
@@ -500,7 +423,7 @@ class FormatParser final : public AnswerParser {
   }
 
   bool in_other() {
-    const std::string close = value_end();
+    const std::string close = value_end(calls_);
     const std::string_view mark = trimmed(close);
     const std::size_t at = buffer_.find(mark, looked_ > mark.size() ? looked_ - mark.size() : 0);
     looked_ = at == std::string::npos ? buffer_.size() : 0;
@@ -549,7 +472,7 @@ class FormatParser final : public AnswerParser {
   std::shared_ptr<const AnswerRules> rules_;
   const CallFormat& calls_;
   CallEvents events_;
-  std::vector<Trigger> triggers_;
+  std::vector<CallTrigger> triggers_;
   bool bare_ = false;  // calls have no mark: only an answer's first text can be one
 
   State state_ = State::kText;
@@ -565,7 +488,6 @@ class FormatParser final : public AnswerParser {
   JsonEnd end_;                 // kNamed
   const Tool* tool_ = nullptr;  // of the call under way
   bool first_ = true;           // kTagged: no argument was read yet
-  bool is_text_ = false;        // kTagged: the value is text
   std::size_t looked_ = 0;      // bytes of the buffer that were searched for an end
 };
 

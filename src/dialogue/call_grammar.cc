@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "dialogue/call_parts.h"
 #include "dialogue/literal.h"
 #include "grammar/sources/json_schema.h"
 #include "grammar/sources/json_text.h"
@@ -95,15 +96,8 @@ class AnswerWriter {
     return builder_.repeat(builder_.one_of(kSpaces), 0, 4);
   }
 
-  // The text by which the parser knows a call: see answer_parser.cc.
-  std::string mark() const {
-    const std::string whole = calls_.section_open + calls_.open;
-    const std::string_view text = trimmed(whole);
-    if (text.size() < 2) return {};
-    const std::size_t close = text.find(text[0] == '[' ? ']' : '>');
-    return std::string((text[0] == '<' || text[0] == '[') && close != std::string_view::npos ? text.substr(0, close + 1)
-                                                                                             : text);
-  }
+  // The text by which the parser knows a call; "" where none does.
+  std::string mark() const { return has_mark(calls_) ? triggers_of(calls_).front().mark : std::string(); }
 
   Expr thoughts() {
     const ThoughtFormat& format = rules_.format.thoughts;

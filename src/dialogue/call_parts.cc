@@ -1,0 +1,88 @@
+#include "dialogue/call_parts.h"
+
+#include <algorithm>
+
+#include "dialogue/literal.h"
+
+namespace kvasir {
+namespace {
+
+constexpr std::string_view kPythonTag = "<|python_tag|>";  // Llama 3.1 may write it before a call
+
+}  // namespace
+
+std::string mark_of(std::string_view text) {
+  text = trimmed(text);
+  if (text.starts_with('<') || text.starts_with('[')) {
+    const std::size_t end = text.find(text[0] == '<' ? '>' : ']');
+    if (end != std::string_view::npos) return std::string(text.substr(0, end + 1));
+  }
+  return std::string(text.substr(0, text.find_first_of(" \t\r\n")));
+}
+
+bool has_mark(const CallFormat& calls) {
+  return mark_of(calls.section_open + calls.open).size() > 1 || mark_of(calls.open).size() > 1;
+}
+
+std::vector<CallTrigger> triggers_of(const CallFormat& calls) {
+  const std::string whole = calls.section_open + calls.open;
+  if (!has_mark(calls)) return {{std::string(kPythonTag), std::string(kPythonTag) + whole}};
+  std::vector<CallTrigger> triggers;
+  for (const std::string& opening : {whole, calls.open}) {
+    const std::string mark = mark_of(opening);
+    if (mark.size() > 1 && (triggers.empty() || triggers[0].opening != opening)) triggers.push_back({mark, opening});
+  }
+  return triggers;
+}
+
+bool is_bracketed(CallFormat::Shape shape) {
+  return shape == CallFormat::Shape::kPython || shape == CallFormat::Shape::kGemma;
+}
+
+std::string_view behind_name(const CallFormat& calls) {
+  if (calls.shape == CallFormat::Shape::kPython) return "(";
+  return calls.shape == CallFormat::Shape::kGemma ? "{" : std::string_view(calls.after_name);
+}
+
+WantedValue wanted_of(const Tool& tool, const std::string& parameter) {
+  const nlohmann::ordered_json& schema = tool.parameters;
+  if (!schema.is_object() || !schema.contains("properties") || !schema["properties"].is_object())
+    return WantedValue::kAny;
+  const auto property = schema["properties"].find(parameter);
+  if (property == schema["properties"].end() || !property->is_object()) return WantedValue::kAny;
+  const auto type = property->find("type");
+  if (type != property->end() && type->is_string()) return *type == "string" ? WantedValue::kText : WantedValue::kOther;
+  if (const auto values = property->find("enum"); values != property->end() && values->is_array())
+    if (std::ranges::all_of(*values, [](const auto& value) { return value.is_string(); })) return WantedValue::kText;
+  return WantedValue::kAny;
+}
+
+ValueOpening find_value(const CallFormat& calls, std::string_view text) {
+  const std::string_view text_mark = trimmed(calls.string_open), other_mark = trimmed(calls.other_open);
+  const std::size_t text_at = text.find(text_mark), other_at = text.find(other_mark);
+  ValueOpening opening;
+  opening.at = std::min(text_at, other_at);
+  opening.found = opening.at != std::string_view::npos;
+  if (!opening.found) return opening;
+  // Where one mark begins the other, the longer one counts.
+  opening.is_text = text_at < other_at || (text_at == other_at && text_mark.size() >= other_mark.size());
+  const std::string_view open = opening.is_text ? calls.string_open : calls.other_open;
+  opening.size = opening.at + trimmed(open).size();
+  opening.space = open.substr(trimmed_right(open).size());
+  return opening;
+}
+
+std::string value_end(const CallFormat& calls) {
+  return std::string(trimmed_right(calls.value_close));
+}
+
+bool continues_name(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
+}
+
+std::string escaped(std::string_view text) {
+  const std::string quoted = spaced_json(text);
+  return quoted.substr(1, quoted.size() - 2);
+}
+
+}  // namespace kvasir
