@@ -1,6 +1,6 @@
-// What grammars cost: the time to compile 500 schemas for a model's vocabulary, and the time of each token's mask and
-// step along random texts. The first text of a schema meets all places for the first time; the others find some masks
-// made.
+// Measures the cost of grammars: the time to compile 500 schemas for a model's vocabulary, and the time of each token's
+// mask and step along random texts. The first text of a schema meets all places for the first time; the others find
+// some masks made.
 //
 //   grammar_bench MODEL [--schemas FILE] [--texts N] [--tokens N] [--json]
 //

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "byte_vocabulary.h"
 #include "chat/chat_template.h"
 #include "text/tokenizer.h"
 
@@ -27,23 +28,11 @@ using namespace kvasir;
 constexpr char kSentinel = '\x7F';  // in every content, and in no template of tests/chat/templates
 
 Vocabulary make_vocabulary(TokenKind marks) {
-  Vocabulary vocabulary;
-  const auto add = [&](std::string piece, TokenKind kind) {
-    vocabulary.pieces.push_back(std::move(piece));
-    vocabulary.scores.push_back(0);
-    vocabulary.kinds.push_back(kind);
-    return static_cast<TokenId>(vocabulary.pieces.size() - 1);
-  };
-  vocabulary.unknown = add("<unk>", TokenKind::kUnknown);
-  vocabulary.bos = add("<s>", TokenKind::kControl);
-  vocabulary.eos = add("</s>", TokenKind::kControl);
-  constexpr char kDigits[] = "0123456789ABCDEF";
-  for (int byte = 0; byte < 256; ++byte)
-    add({'<', '0', 'x', kDigits[byte / 16], kDigits[byte % 16], '>'}, TokenKind::kByte);
+  Vocabulary vocabulary = fuzz::byte_vocabulary();
   for (const char* mark : {"<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
                            "[INST]", "[/INST]", "<start_of_turn>", "<end_of_turn>", "<|user|>", "<|assistant|>",
                            "<|system|>", "<|end|>", "<think>", "</think>"})
-    add(mark, marks);
+    fuzz::add_piece(vocabulary, mark, marks);
   return vocabulary;
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "byte_vocabulary.h"
 #include "grammar/compiler.h"
 #include "grammar/matcher.h"
 #include "text/tokenizer.h"
@@ -26,24 +27,12 @@ constexpr int kSteps = 24;
 
 const Tokenizer& tokenizer() {
   static const std::unique_ptr<Tokenizer> words = [] {
-    Vocabulary vocabulary;
-    const auto add = [&](std::string piece, TokenKind kind) {
-      vocabulary.pieces.push_back(std::move(piece));
-      vocabulary.scores.push_back(0);
-      vocabulary.kinds.push_back(kind);
-      return static_cast<TokenId>(vocabulary.pieces.size() - 1);
-    };
-    vocabulary.unknown = add("<unk>", TokenKind::kUnknown);
-    vocabulary.bos = add("<s>", TokenKind::kControl);
-    vocabulary.eos = add("</s>", TokenKind::kControl);
-    add("<|tool|>", TokenKind::kControl);
-    constexpr std::string_view kDigits = "0123456789ABCDEF";
-    for (std::size_t byte = 0; byte < 256; ++byte)
-      add(std::string("<0x") + kDigits[byte / 16] + kDigits[byte % 16] + ">", TokenKind::kByte);
+    Vocabulary vocabulary = fuzz::byte_vocabulary();
+    fuzz::add_piece(vocabulary, "<|tool|>", TokenKind::kControl);
     for (const char* piece : {"ab", "abc",  "\",", "\":",      "{\"",          "\"}",    "}}",   "true", "null", "12",
                               "00", "0.",   "\\u", "\xC3\xA9", "\xE6\x97\xA5", "aaaa",   "\"\"", "],",   "[[",   "-1",
                               "e1", "\\\"", ",\"", "xyz",      "name",         "\":{\"", "\\\\", "\n",   "T0",   "20"})
-      add(piece, TokenKind::kNormal);
+      fuzz::add_piece(vocabulary, piece, TokenKind::kNormal);
     auto made = make_tokenizer(std::move(vocabulary));
     KVASIR_CHECK(made.ok());
     return std::move(*made);

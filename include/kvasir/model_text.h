@@ -21,11 +21,11 @@ struct PromptTokens {
   std::vector<std::int32_t> tokens;
   std::vector<std::string>
       stops;  // strings of the chat template that end an answer; for RequestOptions::template_stops
-  // Of messages: how thoughts and calls will be told apart in the answer, which needs GenerateOptions::show_special.
-  // Null: the answer is plain text.
+  // For messages: makes the parser that tells thoughts, text and calls of the answer apart, which needs
+  // GenerateOptions::show_special. Null: the answer is plain text.
   std::shared_ptr<const AnswerForm> answer;
-  // What the answer matches, by RequestOptions::grammar, the tools and the choice of one; null: anything. For
-  // GenerateOptions::grammar.
+  // The grammar of the answer, from RequestOptions::grammar, the tools and the choice of one; for
+  // GenerateOptions::grammar. Null: the answer may be any text.
   std::shared_ptr<const Grammar> grammar;
   std::int64_t system_tokens = 0;  // tokens of the system messages that lead `messages`; 0 for other prompts
 };

@@ -87,8 +87,9 @@ struct RequestOptions {
   std::string tool_name;            // of ToolChoice::kNamed
   bool parallel_tool_calls = true;  // false: one call per answer at most
   Thinking thinking = Thinking::kAuto;
-  // What the answer's content matches; thoughts and calls of tools before it do not. GenerateOptions::grammar, if
-  // given, takes the place of all that this and the tools ask for. nullopt: anything.
+  // The grammar of the answer's content; thoughts and calls of tools are not part of the content.
+  // GenerateOptions::grammar, if given, replaces the grammar that this and the tools make. nullopt: the content may be
+  // any text.
   std::optional<GrammarSource> grammar;
   // For `tokens` that ModelText::encode_prompt made: its PromptTokens::stops. They end the text as `generate.stop`
   // does.

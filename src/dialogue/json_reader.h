@@ -33,7 +33,7 @@ class CallObjectReader {
 
   JsonProgress push(char c);
 
-  // What was read so far. The name is JSON's string once it is complete, before that empty.
+  // Return the parts of the call that have been read. The name is the decoded JSON string; "" until it is complete.
   const std::string& name() const { return name_; }
   const std::string& arguments() const { return arguments_; }  // as written; a string of JSON in place of an object too
 

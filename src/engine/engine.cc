@@ -34,11 +34,6 @@ Status check_samples(int samples, std::size_t tokens) {
       .about({"samples"});
 }
 
-RequestOptions with_grammar(RequestOptions options, std::shared_ptr<const Grammar> grammar) {
-  options.generate.grammar = std::move(grammar);
-  return options;
-}
-
 class EngineImpl final : public Engine {
  public:
   EngineImpl(std::shared_ptr<LoadedModel> model, std::unique_ptr<SpillFile> swap,
@@ -241,6 +236,7 @@ class EngineImpl final : public Engine {
             .about({"codec"});
     }
     KVASIR_ASSIGN_OR_RETURN(RequestText text, base->begin(options));
+    KVASIR_RETURN_IF_ERROR(compile_grammar(*model_, options, text));
     const KvSequence& tables = sequence.tables();
     KVASIR_RETURN_IF_ERROR(check_prompt(sequence.shape(), *policy, context_place(tables), tables.shortest(),
                                         static_cast<std::int64_t>(text.tokens.size()), base->held().chunk,
@@ -252,11 +248,6 @@ class EngineImpl final : public Engine {
   }
 
   Result<RequestId> take_request(const RequestOptions& options) {
-    if (options.session != nullptr && options.grammar && options.generate.grammar == nullptr) {
-      Result<std::shared_ptr<const Grammar>> grammar = model_->grammars->compile(*options.grammar);
-      if (!grammar.ok()) return about_unless_said(grammar.status(), "grammar");
-      return continue_session(with_grammar(options, std::move(*grammar)));
-    }
     if (options.session != nullptr) return continue_session(options);
     KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, cache_.shape_of(options.codec));
     KVASIR_ASSIGN_OR_RETURN(RequestText text, encode_request(*model_, options));
@@ -274,10 +265,6 @@ class EngineImpl final : public Engine {
         quotas_.check_ceiling(options.tenant, shape, place, static_cast<std::int64_t>(text.tokens.size())));
     KVASIR_RETURN_IF_ERROR(cache_.ensure_cache(place.bytes));
     KVASIR_RETURN_IF_ERROR(ensure_queue());
-    if (text.grammar != nullptr && options.generate.grammar == nullptr) {
-      RequestOptions bound = with_grammar(options, std::move(text.grammar));
-      return requests_->add(bound, std::move(text), std::move(place.policy), place.chunk, shape.codec());
-    }
     return requests_->add(options, std::move(text), std::move(place.policy), place.chunk, shape.codec());
   }
 

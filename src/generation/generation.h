@@ -89,6 +89,7 @@ class Generation {
   // one pass, with force() and accept() for each. None where their logits or the text between them may matter: for
   // log-probabilities, stop strings and limits of tokens. REQUIRES: nothing is pending.
   std::vector<TokenId> forced(std::size_t most);
+  bool has_grammar() const { return grammar_.has_value(); }
   // Makes a token of forced() the pending one, in place of push(). REQUIRES: nothing is pending; not finished.
   void force(TokenId token);
 

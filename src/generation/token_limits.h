@@ -1,5 +1,5 @@
-// Which tokens one generation may choose next, besides what the sampler's options say: the allowed tokens, the bad
-// words, and the tokens that end a text, before it has its least number of tokens. Thread-safety: none.
+// Restricts the next token of one generation, beyond the sampler's options: to allowed tokens, to tokens that complete
+// no bad word, and, before the least number of tokens, to tokens that end no text. Thread-safety: none.
 #pragma once
 
 #include <cstdint>

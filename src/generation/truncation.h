@@ -1,8 +1,7 @@
 // Steps that drop candidates for the next token, each by its definition.
 //
-// They take the candidates that the step before kept, and weights proportional to the probabilities at temperature 1.
-// Order is by logit, and by token id on a tie.
-// Thread-safety: pure functions.
+// A step takes the candidates that the step before it kept, and weights proportional to the probabilities at
+// temperature 1. Order is by logit, and by token id on a tie. Thread-safety: pure functions.
 #pragma once
 
 #include <span>

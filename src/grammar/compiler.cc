@@ -63,11 +63,12 @@ Result<Expr> read_choices(Builder& builder, const std::vector<std::string>& choi
 
 Result<Expr> read_source(Builder& builder, const GrammarSource& source) {
   using Kind = GrammarSource::Kind;
+  const JsonSpace space = source.compact ? JsonSpace::kNone : JsonSpace::kBounded;
   switch (source.kind) {
-    case Kind::kJsonObject: return JsonText(builder, source.compact ? JsonSpace::kNone : JsonSpace::kBounded).object();
+    case Kind::kJsonObject: return JsonText(builder, space).object();
     case Kind::kJsonSchema: {
       KVASIR_ASSIGN_OR_RETURN(const nlohmann::ordered_json schema, parse_schema(source.text));
-      JsonText text(builder, source.compact ? JsonSpace::kNone : JsonSpace::kBounded);
+      JsonText text(builder, space);
       return json_schema(text, schema);
     }
     case Kind::kGbnf: {
@@ -110,8 +111,7 @@ std::string GrammarCompiler::token_bytes(std::string_view name) const {
     const Vocabulary& vocabulary = tokenizer_.vocabulary();
     for (std::size_t i = 0; i < vocabulary.pieces.size(); ++i) {
       const auto token = static_cast<TokenId>(i);
-      const bool control = vocabulary.kinds[i] == TokenKind::kControl || is_marker(vocabulary, token);
-      if (control && !tokenizer_.is_end(token)) controls_->emplace(vocabulary.pieces[i], token);
+      if (grammar::is_control(tokenizer_, token)) controls_->emplace(vocabulary.pieces[i], token);
     }
   }
   const auto found = controls_->find(name);

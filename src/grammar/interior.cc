@@ -83,8 +83,7 @@ std::uint32_t next_or_dead(const Machine& machine, std::uint32_t state, std::uin
 
 void add_tokens(const TokenTrie& trie, const TokenTrie::Node& node, TokenBits& mask) {
   for (std::size_t i = 0; i < node.own; ++i) {
-    const TokenId token = trie.tokens()[node.tokens + i];
-    mask[static_cast<std::size_t>(token) / 64] |= std::uint64_t{1} << (token % 64);
+    add_token(trie.tokens()[node.tokens + i], mask);
   }
 }
 

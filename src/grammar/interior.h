@@ -64,6 +64,11 @@ class Interiors {
 // Returns the interior of a state, from nothing.
 Interior make_interior(const Machine& machine, const TokenTrie& trie, std::uint32_t state);
 
+// Sets a token's bit.
+inline void add_token(TokenId token, TokenBits& bits) {
+  bits[static_cast<std::size_t>(token) / 64] |= std::uint64_t{1} << (token % 64);
+}
+
 // Sets the bits of the tokens that end at a node of the trie.
 void add_tokens(const TokenTrie& trie, const TokenTrie::Node& node, TokenBits& mask);
 

@@ -71,7 +71,7 @@ TokenBits make_mask(Configurations& configurations, Configurations::Id id, const
     if (const Configurations::Id rest = configurations.of(std::move(few)); rest != Configurations::kNone)
       maker.add(0, rest);
   if (configuration.complete)
-    for (const TokenId end : trie.ends()) mask[static_cast<std::size_t>(end) / 64] |= std::uint64_t{1} << (end % 64);
+    for (const TokenId end : trie.ends()) add_token(end, mask);
   return mask;
 }
 

@@ -6,6 +6,12 @@
 
 namespace kvasir::grammar {
 
+bool is_control(const Tokenizer& tokenizer, TokenId token) {
+  const Vocabulary& vocabulary = tokenizer.vocabulary();
+  return !tokenizer.is_end(token) &&
+         (vocabulary.kinds[static_cast<std::size_t>(token)] == TokenKind::kControl || is_marker(vocabulary, token));
+}
+
 std::string control_bytes(TokenId token) {
   std::string bytes(1, static_cast<char>(kControlByte));
   for (const int shift : {16, 8, 0}) bytes += static_cast<char>((token >> shift) & 0xFF);
@@ -20,7 +26,7 @@ TokenTrie::TokenTrie(const Tokenizer& tokenizer) {
     const auto token = static_cast<TokenId>(i);
     if (tokenizer.is_end(token)) {
       ends_.push_back(token);
-    } else if (vocabulary.kinds[i] == TokenKind::kControl || is_marker(vocabulary, token)) {
+    } else if (is_control(tokenizer, token)) {
       bytes_ += control_bytes(token);
     } else if (const std::string bytes = tokenizer.bytes_of(token);
                bytes.find(static_cast<char>(kControlByte)) == std::string::npos) {

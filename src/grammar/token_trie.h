@@ -16,6 +16,9 @@ namespace kvasir::grammar {
 // token's id follow, the highest first.
 inline constexpr std::uint8_t kControlByte = 0xFF;
 
+// Whether a token is matched by these bytes instead of its own: it is shown in no text, and ends none.
+bool is_control(const Tokenizer& tokenizer, TokenId token);
+
 // Returns the four bytes that stand for a control token.
 std::string control_bytes(TokenId token);
 

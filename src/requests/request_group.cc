@@ -17,7 +17,8 @@ std::unique_ptr<RequestGroup> make_group(RequestId id, const RequestOptions& opt
                                          std::optional<KvCodec> codec, const BatchRunner& runner,
                                          const Admissions& admissions) {
   const LoadedModel& model = *runner.model();
-  const GenerateOptions generate = with_seed(options.generate);
+  GenerateOptions generate = with_seed(options.generate);
+  if (generate.grammar == nullptr) generate.grammar = std::move(text.grammar);
   auto group = std::make_unique<RequestGroup>();
   group->id = id;
   group->samples = options.samples;

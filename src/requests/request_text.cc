@@ -15,10 +15,10 @@
 namespace kvasir {
 namespace {
 
-Result<RequestText> encode_messages(const LoadedModel& model, FormatCache& formats, const RequestOptions& options) {
+Result<RequestText> encode_messages(const LoadedModel& model, const RequestOptions& options) {
   const Tokenizer& tokenizer = *model.tokenizer;
   KVASIR_ASSIGN_OR_RETURN(Conversation conversation,
-                          write_conversation(*model.chat, tokenizer.vocabulary(), formats, options));
+                          write_conversation(*model.chat, tokenizer.vocabulary(), *model.formats, options));
   const ChatTemplate& chat = conversation.own != nullptr ? *conversation.own : *model.chat;
   RequestText text;
   KVASIR_ASSIGN_OR_RETURN(text.tokens, encode_chat(tokenizer, conversation.prompt));
@@ -52,23 +52,19 @@ Result<RequestText> encode_text(const LoadedModel& model, const RequestOptions& 
   return text;
 }
 
-Result<RequestText> encode(const LoadedModel& model, FormatCache& formats, const RequestOptions& options) {
-  if (!options.messages.empty()) return encode_messages(model, formats, options);
+Result<RequestText> encode(const LoadedModel& model, const RequestOptions& options) {
+  if (!options.messages.empty()) return encode_messages(model, options);
   if (!options.prompt.empty()) return encode_text(model, options);
   KVASIR_RETURN_IF_ERROR(check_tokens(model, options.tokens));
   return RequestText{options.tokens, options.template_stops};
 }
 
 // REQUIRES: `options` has one prompt. Only its text is read.
-Result<RequestText> encode_one(const LoadedModel& model, FormatCache& formats, const RequestOptions& options) {
+Result<RequestText> encode_one(const LoadedModel& model, const RequestOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(const std::string_view field, prompt_field(options));
-  Result<RequestText> text = encode(model, formats, options);
+  Result<RequestText> text = encode(model, options);
   if (!text.ok()) return about_unless_said(text.status(), field);
-  if (options.grammar && options.messages.empty()) {
-    Result<std::shared_ptr<const Grammar>> grammar = model.grammars->compile(*options.grammar);
-    if (!grammar.ok()) return about_unless_said(grammar.status(), "grammar");
-    text->grammar = std::move(*grammar);
-  }
+  if (options.messages.empty()) KVASIR_RETURN_IF_ERROR(compile_grammar(model, options, *text));
   if (text->tokens.empty()) return invalid_argument("the prompt holds no token; give some text").about({field});
   return text;
 }
@@ -82,7 +78,7 @@ class LoadedText final : public ModelText {
       if (options.session != nullptr)
         return unsupported("the text of a session's request depends on the session; submit it as it is")
             .about({"session"});
-      KVASIR_ASSIGN_OR_RETURN(RequestText text, encode_one(*model_, formats_, options));
+      KVASIR_ASSIGN_OR_RETURN(RequestText text, encode_one(*model_, options));
       return PromptTokens{std::move(text.tokens), std::move(text.stops), std::move(text.answer),
                           std::move(text.grammar), text.system_tokens};
     });
@@ -114,7 +110,6 @@ class LoadedText final : public ModelText {
 
  private:
   std::shared_ptr<const LoadedModel> model_;
-  mutable FormatCache formats_;
 };
 
 }  // namespace
@@ -146,10 +141,17 @@ Result<std::string_view> prompt_field(const RequestOptions& options) {
   return std::string_view(!options.messages.empty() ? "messages" : !options.prompt.empty() ? "prompt" : "tokens");
 }
 
+Status compile_grammar(const LoadedModel& model, const RequestOptions& options, RequestText& text) {
+  if (!options.grammar || options.generate.grammar != nullptr) return {};
+  Result<std::shared_ptr<const Grammar>> grammar = model.grammars->compile(*options.grammar);
+  if (!grammar.ok()) return about_unless_said(grammar.status(), "grammar");
+  text.grammar = std::move(*grammar);
+  return {};
+}
+
 Result<RequestText> encode_request(const LoadedModel& model, const RequestOptions& options) {
   KVASIR_RETURN_IF_ERROR(check_request(model, options));
-  FormatCache formats;
-  return encode_one(model, formats, options);
+  return encode_one(model, options);
 }
 
 }  // namespace kvasir

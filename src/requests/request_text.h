@@ -20,6 +20,10 @@ std::unique_ptr<ModelText> make_model_text(std::shared_ptr<const LoadedModel> mo
 // Checks as check_request and encodes the prompt. Errors: kInvalidArgument naming the field.
 Result<RequestText> encode_request(const LoadedModel& model, const RequestOptions& options);
 
+// Sets the text's grammar to RequestOptions::grammar, where there are no messages that have more to say of it. No
+// effect if GenerateOptions::grammar is given. Errors: as ModelText::compile.
+Status compile_grammar(const LoadedModel& model, const RequestOptions& options, RequestText& text);
+
 // Returns the Status, with this field of RequestOptions as its setting unless it names others.
 Status about_unless_said(Status status, std::string_view field);
 

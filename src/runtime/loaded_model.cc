@@ -191,6 +191,7 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   model->chat = std::move(header.chat);
   model->tokenizer = std::move(header.tokenizer);
   model->grammars = std::make_unique<GrammarCompiler>(*model->tokenizer);
+  model->formats = std::make_unique<FormatCache>();
   KVASIR_ASSIGN_OR_RETURN(model->kv_shape, kv_cache_shape(model->config, options.kv_type, options.page_slots));
   const int threads = options.threads > 0 ? options.threads : usable_cores();
   // glibc reserves at least 64 MiB of address space for each thread that allocates.

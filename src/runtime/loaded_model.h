@@ -13,6 +13,7 @@
 #include "base/hash.h"
 #include "base/thread_pool.h"
 #include "chat/chat_template.h"
+#include "dialogue/conversation.h"
 #include "gguf/reader.h"
 #include "grammar/compiler.h"
 #include "kv/kv_cache.h"
@@ -38,6 +39,7 @@ struct LoadedModel {
   std::unique_ptr<ThreadPool> threads;  // never null
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<GrammarCompiler> grammars;  // of the tokenizer
+  std::unique_ptr<FormatCache> formats;       // of answers by the chat template
   std::unique_ptr<ChatTemplate> chat;
   std::unique_ptr<WeightFile> weight_file;  // holds the backend's weights; null: they are in private memory
   std::unique_ptr<Backend> backend;

@@ -127,7 +127,9 @@ void Task::take(const StepResult& result) {
 }
 
 void Task::add_forced() {
-  if (!replayable_ || !generation_ || generation_->finished() || generation_->pending() || !status_.ok()) return;
+  if (!replayable_ || !generation_ || !generation_->has_grammar() || generation_->finished() ||
+      generation_->pending() || !status_.ok())
+    return;
   if (text_->sequence == nullptr || !text_->sequence->status().ok() || text_->sequence->policy().by_token()) return;
   if (run_ < tokens_.size() || run_ <= prompt_) return;
   const auto room = static_cast<std::size_t>(std::max<std::int64_t>(context_left(*text_->sequence), 0));

@@ -4,44 +4,19 @@ Each client's text is that of OpenAI's chat route. The packages are installed be
 where that fails, the check is skipped (77).
 """
 import contextlib
-import hashlib
 import json
 import os
 import pathlib
-import shutil
-import subprocess
 import sys
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "server"))
+sys.path[:0] = [str(HERE.parent / "server"), str(HERE.parent / "support")]
+
 from live_server import LiveServer  # noqa: E402
+from pip_packages import import_or_skip  # noqa: E402
 
 HI = [{"role": "user", "content": "Who are you?"}]
-
-
-def install(build):
-    """Makes the clients importable."""
-    listed = HERE / "dialects" / "requirements.txt"
-    name = hashlib.sha256(listed.read_bytes() + sys.version.encode()).hexdigest()[:12]
-    folder = build / f"dialect_clients-{name}"
-    if not folder.exists():
-        part = pathlib.Path(f"{folder}.{os.getpid()}")
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--no-compile",
-               "--only-binary", ":all:", "--timeout", "20", "--retries", "1", "--target", str(part), "--requirement", str(listed)]
-        try:
-            ran = subprocess.run(pip, capture_output=True, text=True, timeout=600)
-            problem = None if ran.returncode == 0 else (ran.stderr.strip().splitlines() or ["pip failed"])[-1]
-        except subprocess.TimeoutExpired:
-            problem = "pip took more than 10 minutes"
-        if problem:
-            shutil.rmtree(part, ignore_errors=True)
-            print(f"skipped: pip could not install the clients ({problem[:200]})")
-            sys.exit(77)
-        with contextlib.suppress(OSError):  # another run was faster
-            part.rename(folder)
-        shutil.rmtree(part, ignore_errors=True)
-    sys.path.insert(0, str(folder))
 
 
 def check_anthropic(url, want):
@@ -129,7 +104,7 @@ def expect(kind, status=None):
 
 def main():
     kvasir, model = (pathlib.Path(each).resolve() for each in sys.argv[1:3])
-    install(kvasir.parent.parent)
+    import_or_skip(kvasir.parent.parent, "dialect_clients", HERE / "dialects" / "requirements.txt", minutes=10)
     os.environ.update(LITELLM_LOCAL_MODEL_COST_MAP="True", LITELLM_TELEMETRY="False")
     with LiveServer(str(kvasir), str(model)) as server:
         url = f"http://127.0.0.1:{server.port}"

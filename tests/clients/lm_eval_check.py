@@ -16,7 +16,6 @@ import json
 import math
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,34 +28,8 @@ sys.path[:0] = [str(DATA), str(HERE.parent / "server"), str(HERE.parent / "suppo
 
 from echo_for_llama_server import EchoServer, version  # noqa: E402
 from live_server import LiveServer  # noqa: E402
+from pip_packages import import_or_skip  # noqa: E402
 from real_model import real_model_or_skip  # noqa: E402
-
-
-def install(build):
-    """Makes lm-eval importable."""
-    listed = DATA / "requirements.txt"
-    name = hashlib.sha256(listed.read_bytes() + sys.version.encode()).hexdigest()[:12]
-    folder = build / f"lm_eval-{name}"
-    if not folder.exists():
-        part = pathlib.Path(tempfile.mkdtemp(prefix=".lm_eval-", dir=build))
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps",
-               "--no-compile", "--only-binary", ":all:", "--timeout", "20", "--retries", "1", "--target", str(part / "new"),
-               "--requirement", str(listed)]
-        try:
-            ran = subprocess.run(pip, capture_output=True, text=True, timeout=900)
-            problem = None if ran.returncode == 0 else (ran.stderr.strip().splitlines() or ["pip failed"])[-1]
-        except subprocess.TimeoutExpired:
-            problem = "pip took more than 15 minutes"
-        if problem:
-            shutil.rmtree(part)
-            print(f"skipped: pip could not install lm-eval ({problem[:200]})")
-            sys.exit(77)
-        for old in build.glob("lm_eval-*"):
-            shutil.rmtree(old, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another run was faster
-            (part / "new").rename(folder)
-        shutil.rmtree(part)
-    sys.path.insert(0, str(folder))
 
 
 def evaluate(port, tokenizer, tasks=("kvasir_choices", "kvasir_tale"), batch_size=1, **options):
@@ -192,7 +165,7 @@ def main():
     kvasir, model = arguments.kvasir.resolve(), str(pathlib.Path(arguments.model or real_model_or_skip()).resolve())
     build, figures = kvasir.parent.parent, arguments.figures.resolve()
     began = time.monotonic()
-    install(build)
+    import_or_skip(build, "lm_eval", DATA / "requirements.txt", minutes=15)
     print(f"installed ({time.monotonic() - began:.0f} s)", flush=True)
 
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -5,35 +5,18 @@ build once; where pip cannot do that, or without the model, the check is skipped
 """
 import json
 import pathlib
-import subprocess
 import sys
-import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "server"), str(HERE.parent / "support")]
 
 from live_server import LiveServer  # noqa: E402
+from pip_packages import import_or_skip  # noqa: E402
 from real_model import real_model_or_skip  # noqa: E402
 
-PACKAGE = "openai==3.57.0"
 TOOLS = [{"type": "function", "function": {
     "name": "get_weather", "description": "Get the weather",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]
-
-
-def install(build):
-    folder = build / PACKAGE.replace("==", "-")
-    if not folder.exists():
-        part = pathlib.Path(tempfile.mkdtemp(prefix=".openai-", dir=build))
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input",
-               "--only-binary", ":all:", "--timeout", "20", "--retries", "1", "--target", str(part / "new"), PACKAGE]
-        ran = subprocess.run(pip, capture_output=True, text=True)
-        if ran.returncode != 0:
-            print("skipped: pip could not install " + PACKAGE + ": " + ran.stderr.strip()[-200:])
-            sys.exit(77)
-        (part / "new").rename(folder)
-        part.rmdir()
-    sys.path.insert(0, str(folder))
 
 
 def call_of(city, number):
@@ -92,7 +75,7 @@ def check(openai, port):
 
 def main(kvasir):
     model = real_model_or_skip()
-    install(pathlib.Path(kvasir).resolve().parent.parent)
+    import_or_skip(pathlib.Path(kvasir).resolve().parent.parent, "dialect_clients", HERE / "dialects" / "requirements.txt", minutes=10)
     import openai
 
     with LiveServer(kvasir, str(model)) as server:

@@ -4,44 +4,18 @@ Both compile each schema where both support it, without white space. Every mask 
 differences that DIFFERENCES names. llguidance is installed beside the build once, from llguidance/requirements.txt; where that
 fails, the check is skipped (77).
 """
-import contextlib
-import hashlib
 import json
-import os
 import pathlib
 import random
 import re
-import shutil
-import subprocess
 import sys
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "support"))
 
+from pip_packages import import_or_skip  # noqa: E402
 from real_model import real_model_or_skip  # noqa: E402
-
-
-def install(build):
-    listed = HERE / "llguidance" / "requirements.txt"
-    folder = build / f"llguidance-{hashlib.sha256(listed.read_bytes() + sys.version.encode()).hexdigest()[:12]}"
-    if not folder.exists():
-        part = pathlib.Path(f"{folder}.{os.getpid()}")
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--no-compile",
-               "--only-binary", ":all:", "--timeout", "20", "--retries", "1", "--target", str(part), "--requirement", str(listed)]
-        try:
-            ran = subprocess.run(pip, capture_output=True, text=True, timeout=300)
-            problem = None if ran.returncode == 0 else (ran.stderr.strip().splitlines() or ["pip failed"])[-1]
-        except subprocess.TimeoutExpired:
-            problem = "pip took more than 5 minutes"
-        if problem:
-            shutil.rmtree(part, ignore_errors=True)
-            print(f"skipped: pip could not install llguidance ({problem[:200]})")
-            sys.exit(77)
-        with contextlib.suppress(OSError):  # another run was faster
-            part.rename(folder)
-        shutil.rmtree(part, ignore_errors=True)
-    sys.path.insert(0, str(folder))
 
 
 def explicit(schema, root=True):
@@ -179,7 +153,7 @@ def main():
     program = sys.argv[1]
     model, schemas, steps = (sys.argv[2:] + [None, "500", "30"][len(sys.argv) - 2:])[:3]
     model, schemas, steps = model or str(real_model_or_skip()), int(schemas), int(steps)
-    install(pathlib.Path(program).parent.parent)
+    import_or_skip(pathlib.Path(program).parent.parent, "llguidance", HERE / "llguidance" / "requirements.txt", minutes=5)
     import llguidance
     import numpy
     from masks import Masks, all_schemas

@@ -66,8 +66,7 @@ int main(int argc, char** argv) {
       answer["ends"] = Json::array();
       for (std::size_t i = 0; i < tokenizer->vocabulary().pieces.size(); ++i) {
         const auto token = static_cast<kvasir::TokenId>(i);
-        const bool control = tokenizer->vocabulary().kinds[i] == kvasir::TokenKind::kControl ||
-                             is_marker(tokenizer->vocabulary(), token) || tokenizer->is_end(token);
+        const bool control = kvasir::grammar::is_control(*tokenizer, token) || tokenizer->is_end(token);
         answer["tokens"].push_back(control ? "" : hex(tokenizer->bytes_of(token)));
         if (tokenizer->is_end(token)) answer["ends"].push_back(token);
       }

@@ -50,4 +50,16 @@ char32_t take_char(std::string_view& text) {
   return static_cast<char32_t>(c);
 }
 
+std::optional<char32_t> take_hex(std::string_view& text, std::size_t digits) {
+  char32_t value = 0;
+  for (std::size_t i = 0; i < digits; ++i) {
+    const char c = text.empty() ? 'x' : text.front();
+    const bool digit = c >= '0' && c <= '9', letter = (c | 0x20) >= 'a' && (c | 0x20) <= 'f';
+    if (!digit && !letter) return std::nullopt;
+    value = value * 16 + static_cast<char32_t>(digit ? c - '0' : (c | 0x20) - 'a' + 10);
+    text.remove_prefix(1);
+  }
+  return value;
+}
+
 }  // namespace kvasir::grammar

@@ -2,6 +2,8 @@
 // Thread-safety: plain values and pure functions.
 #pragma once
 
+#include <cstddef>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -24,5 +26,9 @@ inline void add(CharSet& to, const CharSet& from) {
 
 // Returns the first character of UTF-8 text and removes it from there. REQUIRES: not empty, valid.
 char32_t take_char(std::string_view& text);
+
+// Returns the number that `digits` hexadecimal digits at the start of a text make, at most 8, and removes those that it
+// read; nullopt where there are fewer.
+std::optional<char32_t> take_hex(std::string_view& text, std::size_t digits);
 
 }  // namespace kvasir::grammar

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -217,16 +218,10 @@ class GbnfParser {
         return error("an unknown escape");
       return c;
     }
-    char32_t value = 0;
-    for (std::size_t i = 0; i < digits; ++i) {
-      const char digit = rest_.empty() ? 'x' : rest_.front();
-      const bool number = digit >= '0' && digit <= '9', letter = (digit | 0x20) >= 'a' && (digit | 0x20) <= 'f';
-      if (!number && !letter) return error("an escape has too few hexadecimal digits");
-      value = value * 16 + static_cast<char32_t>(number ? digit - '0' : (digit | 0x20) - 'a' + 10);
-      rest_.remove_prefix(1);
-    }
-    if (value > kLastChar) return error("an escape is beyond U+10FFFF");
-    return value;
+    const std::optional<char32_t> value = take_hex(rest_, digits);
+    if (!value) return error("an escape has too few hexadecimal digits");
+    if (*value > kLastChar) return error("an escape is beyond U+10FFFF");
+    return *value;
   }
 
   Result<Expr> literal() {

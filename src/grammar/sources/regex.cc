@@ -188,24 +188,18 @@ class RegexParser {
     return part;
   }
 
-  Result<char32_t> hex(int digits, bool braces) {
+  Result<char32_t> hex(std::size_t digits, bool braces) {
     if (braces && take("{")) {
       const std::size_t end = rest_.find('}');
       if (end == std::string_view::npos || end == 0 || end > 6) return error("an escape has no hexadecimal number");
-      KVASIR_ASSIGN_OR_RETURN(const char32_t value, hex(static_cast<int>(end), false));
+      KVASIR_ASSIGN_OR_RETURN(const char32_t value, hex(end, false));
       take("}");
       if (value > kLastChar) return error("an escape is beyond U+10FFFF");
       return value;
     }
-    char32_t value = 0;
-    for (int i = 0; i < digits; ++i) {
-      const char c = rest_.empty() ? 'x' : rest_.front();
-      const bool digit = c >= '0' && c <= '9', letter = (c | 0x20) >= 'a' && (c | 0x20) <= 'f';
-      if (!digit && !letter) return error("an escape has no hexadecimal number");
-      value = value * 16 + static_cast<char32_t>(digit ? c - '0' : (c | 0x20) - 'a' + 10);
-      rest_.remove_prefix(1);
-    }
-    return value;
+    const std::optional<char32_t> value = take_hex(rest_, digits);
+    if (!value) return error("an escape has no hexadecimal number");
+    return *value;
   }
 
   // Reads \u with a pair of surrogates as one character.
@@ -277,6 +271,13 @@ class RegexParser {
     return CharSet{{literal, literal}};
   }
 
+  // Reads a character of a class, or an escape there. REQUIRES: something is left.
+  Result<CharSet> class_member(bool negated) {
+    if (rest_.front() == '\\') return escape(true, negated);
+    const char32_t c = take_char(rest_);
+    return CharSet{{c, c}};
+  }
+
   Result<CharSet> char_class() {
     take("[");
     const bool negated = take("^");
@@ -289,23 +290,11 @@ class RegexParser {
         break;
       }
       if (rest_.starts_with("[:")) return refuse("a POSIX class");
-      CharSet one;
-      if (rest_.front() == '\\') {
-        KVASIR_ASSIGN_OR_RETURN(one, escape(true, negated));
-      } else {
-        const char32_t c = take_char(rest_);
-        one = {{c, c}};
-      }
+      KVASIR_ASSIGN_OR_RETURN(CharSet one, class_member(negated));
       const bool single = one.size() == 1 && one.front().first == one.front().last;
       if (single && rest_.size() > 1 && rest_[0] == '-' && rest_[1] != ']') {
         take("-");
-        CharSet last;
-        if (rest_.front() == '\\') {
-          KVASIR_ASSIGN_OR_RETURN(last, escape(true, negated));
-        } else {
-          const char32_t c = take_char(rest_);
-          last = {{c, c}};
-        }
+        KVASIR_ASSIGN_OR_RETURN(const CharSet last, class_member(negated));
         if (last.size() != 1 || last.front().first != last.front().last || last.front().first < one.front().first)
           return error("a range of characters that is reversed or has no end");
         one.front().last = last.front().last;

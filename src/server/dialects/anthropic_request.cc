@@ -10,6 +10,7 @@
 #include "server/dialects/fields.h"
 #include "server/fields/ignored_fields.h"
 #include "server/fields/json_fields.h"
+#include "server/fields/sampling_fields.h"
 
 namespace kvasir::server {
 namespace {
@@ -59,7 +60,7 @@ class AnthropicReader {
     KVASIR_RETURN_IF_ERROR(read_field(body_, "model", request_.model));
     KVASIR_RETURN_IF_ERROR(read_field(body_, "stream", request_.stream));
     KVASIR_RETURN_IF_ERROR(read_limit(counts));
-    KVASIR_RETURN_IF_ERROR(read_texts(body_, "stop_sequences", request_.options.generate.stop));
+    KVASIR_RETURN_IF_ERROR(read_bounded_stops(body_, "stop_sequences", request_.options.generate.stop));
     KVASIR_RETURN_IF_ERROR(read_sampling_fields());
     KVASIR_RETURN_IF_ERROR(read_names());
     KVASIR_RETURN_IF_ERROR(read_kv(body_, request_.options));

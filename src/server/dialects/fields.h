@@ -20,15 +20,8 @@ Status not_done(const char* field, std::string_view why);
 // REQUIRES: string literals.
 Status refuse_fields(const nlohmann::json& body, std::initializer_list<const char*> fields);
 
-// Reads a list of at most 16 texts of up to 1,024 bytes, none empty.
-Status read_texts(const nlohmann::json& body, const char* field, std::vector<std::string>& texts);
-
-// Makes the sampling of a request that names a temperature the plain distribution, as OpenAI's API does; of others
-// `usual`.
-SamplingOptions usual_sampling(const nlohmann::json& body, const SamplingOptions& usual);
-
-// Reads a seed: a whole number. 0 is a seed like any other.
-Status read_seed_field(const nlohmann::json& body, SamplingOptions& sampling);
+// As read_stops. Errors: also for a string of more than kLongestStop bytes, about this field.
+Status read_bounded_stops(const nlohmann::json& body, const char* field, std::vector<std::string>& stops);
 
 // Returns the grammar of JSON that a schema accepts.
 GrammarSource schema_grammar(const nlohmann::json& schema);

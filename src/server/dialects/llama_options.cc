@@ -9,20 +9,12 @@
 #include "base/status.h"
 #include "server/dialects/fields.h"
 #include "server/fields/json_fields.h"
+#include "server/fields/sampling_fields.h"
 
 namespace kvasir::server {
 namespace {
 
 using Json = nlohmann::json;
-
-constexpr int kWidestWindow = 65'536;
-
-// Reads a number of tokens of which -1 stands for the whole context.
-Status read_window(const Json& options, const char* field, int& window) {
-  KVASIR_RETURN_IF_ERROR(read_whole(options, field, -1, kWidestWindow, window));
-  if (window < 0) window = kWidestWindow;
-  return {};
-}
 
 // Samplers that the engine does not have, with the values that turn them off.
 Status refuse_samplers(const Json& options) {
@@ -62,20 +54,20 @@ Status read_llama_options(const Json& options, GenerateOptions& generate) {
   KVASIR_RETURN_IF_ERROR(read_field(options, "top_p", sampling.top_p));
   KVASIR_RETURN_IF_ERROR(read_field(options, "min_p", sampling.min_p));
   KVASIR_RETURN_IF_ERROR(read_field(options, "repeat_penalty", sampling.repetition_penalty));
-  KVASIR_RETURN_IF_ERROR(read_window(options, "repeat_last_n", sampling.penalty_window));
+  KVASIR_RETURN_IF_ERROR(read_window(options, "repeat_last_n", 0, sampling.penalty_window));
   KVASIR_RETURN_IF_ERROR(read_field(options, "presence_penalty", sampling.presence_penalty));
   KVASIR_RETURN_IF_ERROR(read_field(options, "frequency_penalty", sampling.frequency_penalty));
   KVASIR_RETURN_IF_ERROR(read_field(options, "dry_multiplier", sampling.dry_multiplier));
   KVASIR_RETURN_IF_ERROR(read_field(options, "dry_base", sampling.dry_base));
-  KVASIR_RETURN_IF_ERROR(read_whole(options, "dry_allowed_length", 1, 1024, sampling.dry_allowed_length));
+  KVASIR_RETURN_IF_ERROR(read_whole(options, "dry_allowed_length", 1, kMostDryLength, sampling.dry_allowed_length));
   int window = sampling.dry_window;
-  KVASIR_RETURN_IF_ERROR(read_window(options, "dry_penalty_last_n", window));
+  KVASIR_RETURN_IF_ERROR(read_window(options, "dry_penalty_last_n", 0, window));
   if (window == 0) sampling.dry_multiplier = 0;
   if (window > 0) sampling.dry_window = window;
   // -1 asks for a random seed.
   if (const Json* seed = find_field(options, "seed"); seed == nullptr || *seed != -1)
-    KVASIR_RETURN_IF_ERROR(read_seed_field(options, sampling));
-  return read_texts(options, "stop", generate.stop);
+    KVASIR_RETURN_IF_ERROR(read_seed(options, sampling.seed));
+  return read_bounded_stops(options, "stop", generate.stop);
 }
 
 Json llama_settings(const GenerateOptions& generate) {

@@ -9,6 +9,7 @@
 #include "server/dialects/fields.h"
 #include "server/fields/ignored_fields.h"
 #include "server/fields/json_fields.h"
+#include "server/fields/sampling_fields.h"
 
 namespace kvasir::server {
 namespace {

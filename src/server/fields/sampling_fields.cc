@@ -19,6 +19,8 @@ using Json = nlohmann::json;
 // Replaces seed 0, for which the engine would draw a seed. In the API 0 is a seed like any other.
 constexpr std::uint64_t kSeedForZero = std::uint64_t{1} << 63;
 
+}  // namespace
+
 Status read_seed(const Fields& body, std::uint64_t& seed) {
   const Json* found = find_field(body, "seed");
   if (found == nullptr) return {};
@@ -35,19 +37,38 @@ Status read_seed(const Fields& body, std::uint64_t& seed) {
   return {};
 }
 
-Status read_stops(const Fields& body, std::vector<std::string>& stops) {
-  const Json* found = find_field(body, "stop");
+Status read_stops(const Fields& body, const char* field, std::vector<std::string>& stops) {
+  const Json* found = find_field(body, field);
   if (found == nullptr) return {};
   const Json list = found->is_string() ? Json::array({*found}) : *found;
   if (!list.is_array() || list.size() > kMostStops)
-    return wrong_field("stop", fmt::format("a string or a list of at most {} strings", kMostStops));
+    return wrong_field(field, fmt::format("a string or a list of at most {} strings", kMostStops));
   for (const Json& stop : list) {
     if (!stop.is_string() || stop.get_ref<const std::string&>().empty())
-      return wrong_field("stop", "a string or a list of strings that are not empty");
+      return wrong_field(field, "a string or a list of strings that are not empty");
     stops.push_back(stop.get<std::string>());
   }
   return {};
 }
+
+SamplingOptions usual_sampling(const Fields& body, const SamplingOptions& usual) {
+  SamplingOptions sampling = usual;
+  if (find_field(body, "temperature") == nullptr) return sampling;
+  sampling.top_k = 0;
+  sampling.top_p = 1;
+  sampling.min_p = 0;
+  sampling.repetition_penalty = 1;
+  return sampling;
+}
+
+Status read_window(const Fields& body, const char* field, int least, int& tokens) {
+  KVASIR_RETURN_IF_ERROR(read_whole(body, field, -1, kMaxPenaltyWindow, tokens));
+  if (tokens < 0) tokens = kMaxPenaltyWindow;
+  if (tokens < least) return invalid_argument("'{}' must be at least {}, or -1", field, least).about({field});
+  return {};
+}
+
+namespace {
 
 // Reads a list of token ids. Errors: also for more than `most`.
 Status read_ids(const Fields& body, const char* field, std::size_t most, std::vector<std::int32_t>& ids) {
@@ -105,24 +126,10 @@ Status read_either(const Fields& body, const char* name, const char* other, floa
   return read_field(body, other, value);
 }
 
-// Reads a number of tokens for which -1 is as many as there may be.
-Status read_window(const Fields& body, const char* name, int least, int& value) {
-  KVASIR_RETURN_IF_ERROR(read_whole(body, name, -1, kMaxPenaltyWindow, value));
-  if (value < 0) value = kMaxPenaltyWindow;
-  if (value < least) return invalid_argument("'{}' must be at least {}, or -1", name, least).about({name});
-  return {};
-}
-
 }  // namespace
 
 Status read_sampling(const Fields& body, const SamplingOptions& usual, SamplingOptions& sampling) {
-  sampling = usual;
-  if (find_field(body, "temperature") != nullptr) {
-    sampling.top_k = 0;
-    sampling.top_p = 1;
-    sampling.min_p = 0;
-    sampling.repetition_penalty = 1;
-  }
+  sampling = usual_sampling(body, usual);
   const std::pair<const char*, float SamplingOptions::*> kNumbers[] = {
       {"temperature", &SamplingOptions::temperature},
       {"top_p", &SamplingOptions::top_p},
@@ -150,7 +157,7 @@ Status read_sampling(const Fields& body, const SamplingOptions& usual, SamplingO
 }
 
 Status read_endings(const Fields& body, GenerateOptions& generate) {
-  KVASIR_RETURN_IF_ERROR(read_stops(body, generate.stop));
+  KVASIR_RETURN_IF_ERROR(read_stops(body, "stop", generate.stop));
   KVASIR_RETURN_IF_ERROR(read_field(body, "include_stop_str_in_output", generate.include_stop));
   KVASIR_RETURN_IF_ERROR(read_field(body, "ignore_eos", generate.ignore_eos));
   KVASIR_RETURN_IF_ERROR(read_whole(body, "min_tokens", 0, kMostGenerated, generate.min_tokens));

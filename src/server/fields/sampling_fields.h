@@ -2,6 +2,10 @@
 // Thread-safety: pure functions.
 #pragma once
 
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "kvasir/options.h"
 #include "kvasir/status.h"
 #include "server/fields/json_fields.h"
@@ -16,5 +20,19 @@ Status read_sampling(const Fields& body, const SamplingOptions& usual, SamplingO
 // Reads stop, include_stop_str_in_output, ignore_eos, min_tokens, stop_token_ids, allowed_token_ids and bad_words.
 // Errors: as read_sampling; numbers and lengths of stop strings are checked.
 Status read_endings(const Fields& body, GenerateOptions& generate);
+
+// The parts of these that other APIs have under names of their own. Errors: as read_sampling.
+
+// Returns what absent fields default to: `usual`, or the plain distribution where the body gives a temperature.
+SamplingOptions usual_sampling(const Fields& body, const SamplingOptions& usual);
+
+// Reads "seed", a whole number. 0 is a seed like any other, though the engine would draw one for it.
+Status read_seed(const Fields& body, std::uint64_t& seed);
+
+// Reads a string or a list of at most kMostStops strings, none empty.
+Status read_stops(const Fields& body, const char* field, std::vector<std::string>& stops);
+
+// Reads a number of tokens for which -1 is as many as there may be.
+Status read_window(const Fields& body, const char* field, int least, int& tokens);
 
 }  // namespace kvasir::server
