@@ -333,7 +333,7 @@ def check_codecs(kvasir, model):
 
 def check_fields(server):
     messages = [{"role": "user", "content": "x"}]
-    for field, value in (("tools", [{}]), ("response_format", {"type": "xml"}), ("grammar", "root ::="), ("audio", {"voice": "x"}),
+    for field, value in (("tools", [{}]), ("response_format", {"type": "xml"}), ("grammar", "root ::= ("), ("audio", {"voice": "x"}),
                          ("modalities", ["audio"]), ("tool_choice", "required"), ("chat_template_kwargs", []),
                          ("stop", ["x"] * 17), ("stop", ["x" * 2000]), ("user", 5), ("priority", 10 ** 6),
                          ("cache_salt", 5), ("min_p", 2), ("top_k", -2), ("repetition_penalty", 0)):

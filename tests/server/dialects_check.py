@@ -316,7 +316,7 @@ def check_responses_bound(_):
 def check_responses_refusals(server):
     for change, word in (({"background": True}, "background"), ({"conversation": "c"}, "conversation"), ({"truncation": "auto"}, "truncation"),
                          ({"include": ["x"]}, "include"), ({"prompt": {"id": "x"}}, "prompt"), ({"tool_choice": "required"}, "tool_choice"),
-                         ({"parallel_tool_calls": False}, "parallel_tool_calls"), ({"top_logprobs": 3}, "top_logprobs"),
+                         ({"parallel_tool_calls": 5}, "parallel_tool_calls"), ({"top_logprobs": 3}, "top_logprobs"),
                          ({"tools": [{"type": "web_search"}]}, "web_search"), ({"metadata": {"a": 1}}, "metadata"),
                          ({"input": []}, "input"), ({"input": 5}, "input"), ({"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
                          ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),

@@ -56,7 +56,7 @@ def check_each(server):
             done(server, path, **{**base, **more, field: value})
         for field, value in lists[1].items():
             message = refused(server, path, field, **{**base, field: value})
-            assert f"'{field}'" in message and len(message.splitlines()) == 1, message
+            assert f"'{field}" in message and len(message.splitlines()) == 1, message
         for field, value in lists[2].items():
             status, ignored, got = ask(server, path, {**base, field: value})
             assert status == 200 and ignored == field, (field, status, ignored, got)

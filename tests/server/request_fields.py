@@ -28,13 +28,14 @@ DONE = {
 }
 DONE_COMPLETION = {**DONE, "logprobs": 1, "parse_special": False, "add_special_tokens": True}
 DONE_CHAT = {**DONE, "max_completion_tokens": 2, "logprobs": True, "top_logprobs": 0, "add_generation_prompt": False,
-             "chat_template_kwargs": {"a": 1}, "add_special_tokens": False, "continue_final_message": True}
+             "chat_template_kwargs": {"a": 1}, "add_special_tokens": False, "continue_final_message": True,
+             "tools": [{"type": "function", "function": {"name": "f"}}], "parallel_tool_calls": True, "reasoning_effort": "low"}
 
 # Refused by name: the answer would be another one than was asked for.
 REFUSED = {
     "audio": {"voice": "x"}, "function_call": {"name": "f"}, "functions": [{"name": "f"}], "modalities": ["audio"],
     "response_format": {"type": "xml"}, "service_tier": "flex", "store": True, "tool_choice": "required",
-    "tools": [{"type": "function", "function": {"name": "f"}}], "verbosity": "low", "web_search_options": {"a": 1}, "suffix": "x",
+    "verbosity": "low", "web_search_options": {"a": 1}, "suffix": "x",
     # vLLM's
     "use_beam_search": True, "length_penalty": 2, "skip_special_tokens": False, "spaces_between_special_tokens": False,
     "watermarking": True, "logprob_token_ids": [5], "documents": [{"title": "x", "text": "y"}], "chat_template": "{{ 1 }}",
@@ -47,21 +48,21 @@ REFUSED = {
     "t_max_predict_ms": 5, "post_sampling_probs": True, "return_tokens": True, "timings_per_token": True,
     "return_progress": True, "lora": [{"id": 0}], "tfs_z": 0.5, "top_a": 0.5, "epsilon_cutoff": 3, "eta_cutoff": 3, "mirostat_mode": 1,
 }
-REFUSED_COMPLETION = {**REFUSED, "add_special_tokens": False}
-REFUSED_CHAT = {**REFUSED, "add_special_tokens": True}
+REFUSED_COMPLETION = {**REFUSED, "add_special_tokens": False, "tools": [{"type": "function", "function": {"name": "f"}}]}
+REFUSED_CHAT = {**REFUSED, "add_special_tokens": True, "thinking_token_budget": 5}
 
 # Named in X-Kvasir-Ignored: hints that change no token, records of the client's own, and what nobody here knows.
 NAMED = {
     "user": "x", "metadata": {"a": "b"}, "prompt_cache_key": "x", "prompt_cache_retention": "24h", "safety_identifier": "x",
-    "prediction": {"type": "content", "content": "x"}, "parallel_tool_calls": True, "reasoning_effort": "low",
+    "prediction": {"type": "content", "content": "x"},
     # vLLM's
-    "thinking_token_budget": 5, "include_reasoning": False, "media_io_kwargs": {"a": {}}, "mm_processor_kwargs": {"a": 1},
+    "include_reasoning": False, "media_io_kwargs": {"a": {}}, "mm_processor_kwargs": {"a": 1},
     "request_id": "x", "session_id": "x", "vllm_xargs": {"a": 1}, "stream_interval": 5, "routed_experts_prompt_start": 1,
     "return_token_offsets": True, "return_mm_kwargs": True,
     # llama-server's
     "mirostat_tau": 5, "mirostat_eta": 0.1, "id_slot": 3,
 }
-NAMED_COMPLETION = {**NAMED, "chat_template_kwargs": {"a": 1}, "top_logprobs": 2}
+NAMED_COMPLETION = {**NAMED, "parallel_tool_calls": True, "reasoning_effort": "low", "thinking_token_budget": 5, "chat_template_kwargs": {"a": 1}, "top_logprobs": 2}
 NAMED_CHAT = {**NAMED, "prompt": "x", "parse_special": True}
 
 # All that openai 2.8.1 can send.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "base/status.h"
 
@@ -71,13 +72,30 @@ constexpr RefusedField kRefused[] = {
     {"ec_transfer_params", "", kOmit},
 };
 
+// Refused in completions, which render no chat template.
+constexpr RefusedField kOfChats[] = {
+    {"tools", "", "use /v1/chat/completions"},
+    {"tool_choice", R"("none")", "use /v1/chat/completions"},
+};
+
 bool changes_nothing(const RefusedField& field, const Json& value, bool chat) {
   if ((value.is_structured() && value.empty()) || value == "") return true;
   // Without tools "auto" calls none.
-  if (value == "auto" && field.name == std::string_view("function_call")) return true;
+  for (const std::string_view name : {"function_call", "tool_choice"})
+    if (value == "auto" && field.name == name) return true;
   // A chat template writes its special tokens itself.
   if (field.name == std::string_view("add_special_tokens")) return value == !chat;
   return field.neutral[0] != '\0' && value == Json::parse(field.neutral);
+}
+
+Status refuse_fields(const Fields& body, std::span<const RefusedField> refused, bool chat) {
+  for (const RefusedField& field : refused) {
+    const Json* found = body.find(field.name);
+    if (found == nullptr || changes_nothing(field, *found, chat)) continue;
+    return make_status(StatusCode::kUnsupported, "'{}' is not supported here; {}", field.name, field.instead)
+        .about({field.name});
+  }
+  return {};
 }
 
 constexpr std::size_t kMostMetadata = 16;
@@ -105,13 +123,8 @@ Status refuse_value(const char* field, const Json& value, std::string_view inste
 }  // namespace
 
 Status refuse_known(const Fields& body, bool chat) {
-  for (const RefusedField& field : kRefused) {
-    const Json* found = body.find(field.name);
-    if (found == nullptr || changes_nothing(field, *found, chat)) continue;
-    return make_status(StatusCode::kUnsupported, "'{}' is not supported here; {}", field.name, field.instead)
-        .about({field.name});
-  }
-  return {};
+  KVASIR_RETURN_IF_ERROR(refuse_fields(body, kRefused, chat));
+  return chat ? Status() : refuse_fields(body, kOfChats, chat);
 }
 
 Status check_hints(const Fields& fields) {
