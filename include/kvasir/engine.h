@@ -35,6 +35,7 @@
 #include "kvasir/model_text.h"
 #include "kvasir/options.h"
 #include "kvasir/plan.h"
+#include "kvasir/pooling.h"
 #include "kvasir/prefix_listener.h"
 #include "kvasir/request.h"
 #include "kvasir/result.h"
@@ -65,6 +66,8 @@ struct ModelSummary {
   bool pre_tokenizer_assumed = false;  // the file does not say how text is cut into words; GPT-2's way is used
   int kv_heads = 0;                    // per layer
   SamplingOptions sampling;            // recommended by the file (general.sampling.*); defaults for the rest
+  int width = 0;                       // of hidden states
+  Pooling pooling = Pooling::kNone;    // for which the model was trained; kNone: the file names none that is supported
 };
 
 class Session {

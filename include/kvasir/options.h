@@ -6,9 +6,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "kvasir/pooling.h"
 
 namespace kvasir {
 
@@ -121,6 +124,7 @@ struct EngineOptions {
   std::int64_t redis_ttl = 24 * 3600;  // seconds for which the server keeps a prefix, 1 or more
   // Gets one line for each problem with prefixes outside memory. May be empty. Called on any thread.
   std::function<void(const std::string&)> warn;
+  std::optional<Pooling> pooling;  // of embeddings, in place of the file's; see ModelSummary::pooling
   int chunk = 0;              // prompt tokens per forward pass, 1 to 4096; 0: the policy's own, 256; where it is no
                               // part of the policy 512, or as few as 16 where memory is short
   std::string chat_template;  // Jinja source of the chat template; empty: the file's own

@@ -22,6 +22,7 @@
 
 #include "kvasir/grammar.h"
 #include "kvasir/options.h"
+#include "kvasir/pooling.h"
 #include "kvasir/result.h"
 #include "kvasir/status.h"
 
@@ -116,6 +117,11 @@ struct RequestOptions {
   // Continuations of the prompt, 1 to 64, numbered from 0; sample i has seed + i, at most 2^64 - 1. They share the
   // prompt's pages.
   int samples = 1;
+
+  // Reads the prompt and generates nothing: the result's `embedding` is its pooled hidden states, under the request's
+  // policy. kNone: the request generates. REQUIRES otherwise: one sample, no session, no grammar and no
+  // prompt_logprobs; max_tokens is taken as 0, and the prefix cache is bypassed.
+  Pooling pooling = Pooling::kNone;
 
   // Lower runs earlier; among equals, the one that arrived first.
   int priority = 0;

@@ -205,6 +205,7 @@ struct GenerateResult {
   // With GenerateOptions::prompt_logprobs: one for each prompt token but the first.
   std::vector<GeneratedToken> prompt_choices;
   KvReport kv;
+  std::vector<float> embedding;  // with RequestOptions::pooling: [ModelSummary::width], not normalised
   // Only for requests:
   std::int64_t cached = 0;  // prompt tokens from the prefix cache
   // "pages" (exact), "snapshot" (the state of a policy), "disk" or "redis" (exact pages fetched for this request), or

@@ -157,9 +157,14 @@ class Backend {
   // kAttention = the output of the layer's mixer over kMixerInputs. Advances the states of the batch's sequences.
   virtual void mix(int layer, std::span<const WeightId> parameters) = 0;
 
-  // The output matrix times the norm (as rms_norm, or layer_norm with a bias) of the rows of kResidual whose logits are
-  // wanted, sequence by sequence: [rows wanted][vocabulary], valid until the next pass. Overwrites kResidual.
-  virtual std::span<const float> logits(WeightId output, WeightId norm, WeightId norm_bias, float eps) = 0;
+  // Rows sequence by sequence, valid until the next pass.
+  struct Outputs {
+    std::span<const float> logits;  // [rows whose logits are wanted][vocabulary]
+    std::span<const float> hidden;  // [rows whose hidden states are wanted][width]
+  };
+  // Hidden states: the norm (as rms_norm, or layer_norm with a bias) of rows of kResidual. Logits: the output matrix
+  // times hidden states. Overwrites kResidual.
+  virtual Outputs outputs(WeightId output, WeightId norm, WeightId norm_bias, float eps) = 0;
 
   // -- Memory --
 

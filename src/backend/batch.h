@@ -130,6 +130,7 @@ struct BatchSequence {
   int tables = 1;
   std::span<const LayerLanes> layers;     // [layers of the model]
   int logits = 0;                         // how many of the last rows have their logits wanted
+  int hidden = 0;                         // how many of the last rows have their hidden states wanted; 0 with logits
   AttentionListener* listener = nullptr;  // optional; observes the attention of this sequence
   EntrySelector* selector = nullptr;      // optional; chooses what its rows read (page_access.h)
   OffloadedPages* offloaded = nullptr;    // optional; pages that its tables do not hold (page_access.h)

@@ -50,7 +50,9 @@ class EngineImpl final : public Engine {
                 !model_->chat->failure().ok(),
                 model_->tokenizer->vocabulary().pre_tokenizer_assumed,
                 model_->config.governed().kv_heads,
-                model_->sampling};
+                model_->sampling,
+                model_->config.width,
+                model_->config.pooling};
   }
 
   const ModelSummary& model() const override { return summary_; }

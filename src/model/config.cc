@@ -37,6 +37,13 @@ Result<float> read_norm_eps(Keys& keys, NormKind norm) {
   return static_cast<float>(eps);
 }
 
+// Of other poolings, by a first token or a classifier, no embedding can be made here; such a model still generates.
+Result<Pooling> read_pooling(Keys& keys) {
+  if (!keys.has("pooling_type")) return Pooling::kNone;
+  KVASIR_ASSIGN_OR_RETURN(const std::uint64_t type, keys.count("pooling_type"));
+  return type == 1 ? Pooling::kMean : type == 3 ? Pooling::kLast : Pooling::kNone;
+}
+
 // A policy decides alike for all layers that it governs.
 Status check_governed(const ModelConfig& config) {
   if (config.governed_layers() == 0) return unsupported("no layer has attention: such models are not supported");
@@ -93,6 +100,7 @@ Result<ModelConfig> read_model_config(const gguf::File& file, std::span<const Fa
   LayerSpec layer;
   layer.feed_forward = config.family->feed_forward;
   KVASIR_ASSIGN_OR_RETURN(layer.feed_forward.hidden, keys.positive("feed_forward_length", 1 << 22));
+  KVASIR_ASSIGN_OR_RETURN(config.pooling, read_pooling(keys));
   KVASIR_ASSIGN_OR_RETURN(config.context, keys.positive("context_length", 1 << 30));
   KVASIR_ASSIGN_OR_RETURN(layer.attention, read_attention(keys, config.width));
   config.norm = config.family->norm;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "gguf/reader.h"
+#include "kvasir/pooling.h"
 #include "kvasir/status.h"
 #include "model/layer_spec.h"
 #include "model/rope.h"
@@ -18,8 +19,9 @@ struct Family;
 
 struct ModelConfig {
   const Family* family = nullptr;
-  std::string name;  // general.name; may be empty
-  int width = 0;     // d, the length of the residual stream
+  std::string name;                  // general.name; may be empty
+  int width = 0;                     // d, the length of the residual stream
+  Pooling pooling = Pooling::kNone;  // of embeddings; kNone: the file names none that is supported
   int vocabulary = 0;
   std::int64_t context = 0;  // trained context, tokens
   NormKind norm = NormKind::kRms;

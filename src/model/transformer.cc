@@ -81,7 +81,7 @@ void Transformer::add(const LayerSpec& spec, const Norm& norm_after) const {
   backend_.add(Activation::kResidual, Activation::kProjected);
 }
 
-std::span<const float> Transformer::forward(const Backend::Pass& pass) const {
+Backend::Outputs Transformer::forward(const Backend::Pass& pass) const {
   backend_.begin(pass);
   backend_.embed(weights_.embedding, config_.embedding_scale);
   for (int l = 0; l < config_.layer_count(); ++l) {
@@ -100,7 +100,7 @@ std::span<const float> Transformer::forward(const Backend::Pass& pass) const {
     feed_forward(spec.feed_forward, layer);
     add(spec, layer.ffn_norm_after);
   }
-  return backend_.logits(weights_.output, weights_.output_norm.weight, weights_.output_norm.bias, config_.norm_eps);
+  return backend_.outputs(weights_.output, weights_.output_norm.weight, weights_.output_norm.bias, config_.norm_eps);
 }
 
 }  // namespace kvasir

@@ -21,10 +21,9 @@ class Transformer {
   Transformer(const ModelConfig* config, const Weights* weights, Backend* backend)
       : config_(*config), weights_(*weights), backend_(*backend) {}
 
-  // Writes the batch's keys and values into their pages and computes the requested logits. Returns
-  // [rows requested][vocabulary], sequence by sequence; valid until the next call. REQUIRES: token ids within the
-  // vocabulary.
-  std::span<const float> forward(const Backend::Pass& pass) const;
+  // Writes the batch's keys and values into their pages and computes the requested logits and hidden states, valid
+  // until the next call. REQUIRES: token ids within the vocabulary.
+  Backend::Outputs forward(const Backend::Pass& pass) const;
 
  private:
   void normalize(Activation from, const Norm& norm, Activation to) const;

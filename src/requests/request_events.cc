@@ -33,6 +33,7 @@ GenerateResult result_of(const Request& request) {
   const auto now = RequestClock::now();
   GenerateResult result = task.generation().result();
   result.prompt_choices = task.prompt_choices();
+  result.embedding = task.pooled();
   result.prompt_tokens = task.prompt_tokens();
   result.prompt_seconds = seconds_between(group.submitted, read ? group.read : now);
   result.seconds = read ? seconds_between(group.read, now) : 0;

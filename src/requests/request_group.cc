@@ -19,6 +19,8 @@ std::unique_ptr<RequestGroup> make_group(RequestId id, const RequestOptions& opt
   const LoadedModel& model = *runner.model();
   GenerateOptions generate = with_seed(options.generate);
   if (generate.grammar == nullptr) generate.grammar = std::move(text.grammar);
+  const bool pools = options.pooling != Pooling::kNone;
+  if (pools) generate.max_tokens = generate.min_tokens = 0;
   auto group = std::make_unique<RequestGroup>();
   group->id = id;
   group->samples = options.samples;
@@ -38,18 +40,19 @@ std::unique_ptr<RequestGroup> make_group(RequestId id, const RequestOptions& opt
   }
   group->shape = runner.cache()->shape();
   if (codec) group->shape = group->shape.with(*codec);
-  // A session's text begins before the request's; a cached prefix has no log-probabilities.
-  const bool bypass = options.bypass || options.session != nullptr || generate.prompt_logprobs >= 0;
+  // A session's text begins before the request's; a cached prefix has no log-probabilities and no hidden states.
+  const bool bypass = options.bypass || options.session != nullptr || generate.prompt_logprobs >= 0 || pools;
   group->prefix.use = {bypass, options.salt, options.pin, options.ttl, options.tenant, group->shape.codec()};
   std::vector<TokenId> newest = begin.newest;
   newest.insert(newest.end(), text.tokens.begin(), text.tokens.end());
   auto request = std::make_unique<Request>(group.get(), 0, std::move(begin));
   request->set_task(std::move(text.tokens), Generation(*model.tokenizer, generate, text.stops, newest));
   if (generate.prompt_logprobs >= 0) request->task().report_prompt(generate.prompt_logprobs);
+  request->task().pool_prompt(options.pooling);
   const KvCacheShape& shape = group->shape;
   const std::int64_t prompt = request->task().prompt_tokens();
   const auto peak = [&](std::int64_t before) {
-    const RequestSize size{before + prompt, options.generate.max_tokens, model.config.context, request->text().chunk};
+    const RequestSize size{before + prompt, generate.max_tokens, model.config.context, request->text().chunk};
     return admissions.counted(peak_bytes(shape, *group->policy, size), size, runner.cache()->budget().capacity());
   };
   group->peak = bytes_behind(group->session.base, peak);

@@ -126,6 +126,11 @@ Status check_request(const LoadedModel& model, const RequestOptions& options) {
   KVASIR_RETURN_IF_ERROR(validate(options.generate, model.config.vocabulary));
   for (const std::string& stop : options.template_stops)
     if (stop.empty()) return invalid_argument("an empty stop string would end every text").about({"template_stops"});
+  const bool generates = options.samples > 1 || options.grammar || options.generate.grammar != nullptr ||
+                         options.session != nullptr || options.generate.prompt_logprobs >= 0;
+  if (options.pooling != Pooling::kNone && generates)
+    return invalid_argument("a request for an embedding has one sample, and no session, grammar or log-probabilities")
+        .about({"pooling"});
   if (options.samples < 1 || options.samples > kMostSamples)
     return invalid_argument("samples={} is outside 1 to {}", options.samples, kMostSamples).about({"samples"});
   return check_seeds(options.generate.sampling.seed, options.samples);

@@ -187,6 +187,7 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   KVASIR_ASSIGN_OR_RETURN(ModelHeader header, read_model_header(file, std::move(chat), known));
   const std::uint64_t weight_bytes = header.weight_bytes;
   model->config = std::move(header.config);
+  if (options.pooling) model->config.pooling = *options.pooling;
   model->sampling = header.sampling;
   model->chat = std::move(header.chat);
   model->tokenizer = std::move(header.tokenizer);

@@ -96,6 +96,7 @@ Sequence::Input Task::input(int most_rows) const {
     input.logits = Logits::kAll;
     input.most_rows = std::min(most_rows, kLogitRows);
   }
+  input.hidden = run_ < prompt_ && pooling_ != Pooling::kNone;
   return input;
 }
 
@@ -111,6 +112,7 @@ void Task::take(const StepResult& result) {
     if (generated) tokens_.push_back(next_);
     run_ += static_cast<std::size_t>(result.tokens);
     if (reports_prompt()) note_prompt(result);
+    if (!result.hidden.empty()) pool(result);
     if (run_ > noted_) note_newest(std::span(tokens_).subspan(noted_, run_ - noted_));
     noted_ = std::max(noted_, run_);
   }
@@ -148,6 +150,26 @@ void Task::note_prompt(const StepResult& result) {
     prompt_choices_.push_back(
         generation_->describe(result.logits.subspan(row * vocabulary, vocabulary), tokens_[token], prompt_logprobs_));
   }
+}
+
+// Sums in the order of tokens, whatever passes they ran in. Rows that ran again after release() are in the sum.
+void Task::pool(const StepResult& result) {
+  const auto rows = static_cast<std::size_t>(result.tokens);
+  const std::size_t width = result.hidden.size() / rows;
+  pooled_.resize(width);
+  for (std::size_t row = 0; row < rows; ++row) {
+    if (run_ - rows + row < pooled_tokens_) continue;
+    const std::span<const float> hidden = result.hidden.subspan(row * width, width);
+    for (std::size_t i = 0; i < width; ++i) pooled_[i] = hidden[i] + (pooling_ == Pooling::kMean ? pooled_[i] : 0);
+    ++pooled_tokens_;
+  }
+}
+
+std::vector<float> Task::pooled() const {
+  const double divisor = pooling_ == Pooling::kMean ? static_cast<double>(std::max<std::size_t>(pooled_tokens_, 1)) : 1;
+  std::vector<float> vector(pooled_.size());
+  std::ranges::transform(pooled_, vector.begin(), [&](double sum) { return static_cast<float>(sum / divisor); });
+  return vector;
 }
 
 void Task::fail(Status status) {

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "generation/generation.h"
+#include "kvasir/pooling.h"
 #include "sequence/step.h"
 
 namespace kvasir {
@@ -78,6 +79,11 @@ class Task {
   void report_prompt(int likeliest) { prompt_logprobs_ = likeliest; }
   const std::vector<GeneratedToken>& prompt_choices() const { return prompt_choices_; }
 
+  // Makes the task pool the hidden states of its prompt. REQUIRES: nothing has run; the task generates no token.
+  void pool_prompt(Pooling pooling) { pooling_ = pooling; }
+  // Returns the pooled hidden states of the prompt tokens that have run, [width]; empty without pool_prompt.
+  std::vector<float> pooled() const;
+
   // Drops the sequence and its pages. The task continues once the text has a new one: all tokens are run again, on the
   // same chunks, without being drawn or shown again, so the new sequence has the same bits. REQUIRES: the task began
   // with an empty sequence.
@@ -108,6 +114,7 @@ class Task {
   void note_newest(std::span<const TokenId> tokens);
   bool reports_prompt() const { return prompt_logprobs_ >= 0 && prompt_choices_.size() + 1 < prompt_; }
   void note_prompt(const StepResult& result);
+  void pool(const StepResult& result);
 
   TextState* text_;
   bool replayable_ = false;      // it began without a sequence
@@ -121,6 +128,9 @@ class Task {
   std::string fresh_;        // text that take_text will return
   int prompt_logprobs_ = -1;
   std::vector<GeneratedToken> prompt_choices_;  // of the prompt's tokens from the second on
+  Pooling pooling_ = Pooling::kNone;
+  std::vector<double> pooled_;     // [width]: the sum of hidden states, or the last of them
+  std::size_t pooled_tokens_ = 0;  // number of prompt tokens that it covers
   Status status_;
 };
 

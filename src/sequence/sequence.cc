@@ -135,8 +135,13 @@ Sequence::PassPlan Sequence::plan_pass(const Input& input) const {
   }
   plan.rows = std::min(plan.chunk.rows - plan.first, std::max(input.most_rows, 1));
   const bool last = plan.rows == rest;
-  if (input.logits == Logits::kAll) plan.logits = plan.rows;
-  if (input.logits == Logits::kLast && last) plan.logits = 1;
+  if (input.hidden) {
+    plan.hidden = plan.rows;
+  } else if (input.logits == Logits::kAll) {
+    plan.logits = plan.rows;
+  } else if (input.logits == Logits::kLast && last) {
+    plan.logits = 1;
+  }
   const KvSequence::Room room = tables_.plan_append(plan.rows);
   const OffloadedTokens::Room offloaded = offloaded_.plan(tables_, plan.chunk, plan.rows);
   plan.state = plan.begins_chunk ? most_state(plan.chunk) : state_.bytes();
@@ -201,6 +206,7 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
   sequence.layers = tables_.layers();
   sequence.states = tables_.states().memory().data();
   sequence.logits = plan.logits;
+  sequence.hidden = plan.hidden;
   sequence.listener = listener_.begin_pass(plan.first, plan.rows);
   sequence.offloaded = offloaded_.begin_pass(chunk_, plan.first + plan.rows, tables_);
   batch->tokens.insert(batch->tokens.end(), tokens.begin(), tokens.begin() + plan.rows);

@@ -66,6 +66,7 @@ class Sequence {
     int chunk = 0;                                    // of prompts; 0: the policy's own
     int most_rows = std::numeric_limits<int>::max();  // of this pass
     Logits logits = Logits::kLast;                    // kLast: of the last of `rest`
+    bool hidden = false;                              // hidden states of all tokens, in place of logits
   };
 
   // The next pass: some rows of a chunk.
@@ -75,6 +76,7 @@ class Sequence {
     int first = 0;  // row of the chunk
     int rows = 0;
     int logits = 0;             // of the last this many rows
+    int hidden = 0;             // hidden states of the last this many rows
     std::uint64_t bytes = 0;    // that the rows take: pages, tables, and the growth of `state`
     std::uint64_t state = 0;    // most bytes of policy state until the chunk has ended
     std::uint64_t reserve = 0;  // bytes that must also be available, for copies of shared pages at the chunk's end

@@ -78,13 +78,14 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
 
   for (BatchSequence& sequence : batch_.sequences)
     if (sequence.selector == nullptr) sequence.selector = selector_;
-  const std::span<const float> out = model_->transformer->forward({&batch_, model_->store_of(*cache_)});
+  const Backend::Outputs out = model_->transformer->forward({&batch_, model_->store_of(*cache_)});
   for (const StepRequest& request : requests) observing += request.sequence->listener().seconds();
   times_.forward += clock.lap() - observing;
   times_.cache += observing;
 
-  std::size_t row = 0;
+  std::size_t row = 0, hidden_row = 0;
   const auto vocabulary = static_cast<std::size_t>(model_->config.vocabulary);
+  const auto width = static_cast<std::size_t>(model_->config.width);
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const Sequence::PassPlan& pass = plan.passes[i];
     StepResult& result = results[i];
@@ -92,12 +93,14 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
     result.tokens = pass.rows;
     result.rows = pass.logits;
     result.first = pass.chunk.first + pass.first + pass.rows - pass.logits;
-    result.logits = out.subspan(row * vocabulary, static_cast<std::size_t>(pass.logits) * vocabulary);
+    result.logits = out.logits.subspan(row * vocabulary, static_cast<std::size_t>(pass.logits) * vocabulary);
+    result.hidden = out.hidden.subspan(hidden_row * width, static_cast<std::size_t>(pass.hidden) * width);
     row += static_cast<std::size_t>(pass.logits);
+    hidden_row += static_cast<std::size_t>(pass.hidden);
   }
   model_->threads->parallel_for(static_cast<int>(finite.size()), [&](int index) {
     const auto i = static_cast<std::size_t>(index);
-    finite[i] = all_finite(results[i].logits) ? 1 : 0;
+    finite[i] = all_finite(results[i].logits) && all_finite(results[i].hidden) ? 1 : 0;
   });
   for (std::size_t i = 0; i < requests.size(); ++i) {
     StepResult& result = results[i];

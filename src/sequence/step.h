@@ -30,13 +30,14 @@ struct StepRequest {
 
 // The result of a request. Spans are valid until the next step.
 struct StepResult {
-  // An error where the sequence cannot go on: its logits are NaN or infinite (kDataLoss), or offloaded tokens could not
-  // be read back.
+  // An error where the sequence cannot go on: its logits or hidden states are NaN or infinite (kDataLoss), or offloaded
+  // tokens could not be read back.
   Status status;
   int tokens = 0;                 // number of tokens that ran
   std::int64_t first = 0;         // index of the token that `logits` begin with
   int rows = 0;                   // of logits
   std::span<const float> logits;  // [rows, vocabulary]
+  std::span<const float> hidden;  // [tokens, width] with Sequence::Input::hidden; otherwise empty
 };
 
 class Step {

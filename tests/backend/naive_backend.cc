@@ -484,19 +484,25 @@ void NaiveBackend::mix(int layer, std::span<const WeightId> parameters) {
     }
 }
 
-std::span<const float> NaiveBackend::logits(WeightId output, WeightId norm, WeightId norm_bias, float eps) {
+Backend::Outputs NaiveBackend::outputs(WeightId output, WeightId norm, WeightId norm_bias, float eps) {
   Rows wanted;
-  for (const BatchSequence& sequence : pass_.batch->sequences)
-    for (int row = sequence.rows - sequence.logits; row < sequence.rows; ++row)
-      wanted.push_back(normalized(rows(Activation::kResidual)[static_cast<std::size_t>(sequence.first_row + row)], norm,
-                                  norm_bias, eps));
+  hidden_.clear();
+  const auto state = [&](const BatchSequence& sequence, int row) {
+    return normalized(rows(Activation::kResidual)[static_cast<std::size_t>(sequence.first_row + row)], norm, norm_bias,
+                      eps);
+  };
+  for (const BatchSequence& sequence : pass_.batch->sequences) {
+    for (int row = sequence.rows - sequence.logits; row < sequence.rows; ++row) wanted.push_back(state(sequence, row));
+    for (int row = sequence.rows - sequence.hidden; row < sequence.rows; ++row)
+      for (const double value : state(sequence, row)) hidden_.push_back(static_cast<float>(value));
+  }
   rows(Activation::kNormalized) = std::move(wanted);
   const Product product{output, kNoWeight, Activation::kProjected};
   multiply(Activation::kNormalized, {&product, 1});
   logits_.clear();
   for (const Row& row : rows(Activation::kProjected))
     for (const double logit : row) logits_.push_back(static_cast<float>(logit));
-  return logits_;
+  return {logits_, hidden_};
 }
 
 std::uint64_t NaiveBackend::workspace_bytes(const WorkspaceRequest& request) const {

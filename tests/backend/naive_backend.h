@@ -93,7 +93,7 @@ class NaiveBackend final : public Backend {
   void store(int layer) override;
   void attend(int layer) override;
   void mix(int layer, std::span<const WeightId> parameters) override;
-  std::span<const float> logits(WeightId output, WeightId norm, WeightId norm_bias, float eps) override;
+  Outputs outputs(WeightId output, WeightId norm, WeightId norm_bias, float eps) override;
   std::uint64_t workspace_bytes(const WorkspaceRequest& request) const override;
 
  private:
@@ -146,6 +146,7 @@ class NaiveBackend final : public Backend {
   std::map<std::tuple<const BatchTable*, int, std::uint32_t>, NaivePage> staged_;
   Rows activations_[kActivations];
   std::vector<float> logits_;
+  std::vector<float> hidden_;
 };
 
 }  // namespace kvasir::test

@@ -304,7 +304,7 @@ TEST_P(BatchTest, RowsBesideChangeNoBits) {
     Batch batch;
     if (beside > 0) add(other, random_tokens(beside, spec.vocab, 2), 1, &batch);
     add(own, {&last, 1}, 1, &batch);
-    const auto logits = model->transformer->forward({&batch, store});
+    const auto logits = model->transformer->forward({&batch, store}).logits;
     EXPECT_EQ(logits.size(), static_cast<std::size_t>(spec.vocab) * (beside > 0 ? 2 : 1));
     const auto own_logits = logits.last(static_cast<std::size_t>(spec.vocab));
     return std::vector<float>(own_logits.begin(), own_logits.end());

@@ -149,7 +149,7 @@ def check_overflow(server):
 
 def check_unknown_paths(server):
     """A path that is not served is named, with those that are."""
-    for path in ("/v1/embeddings", "/v1/audio/speech"):
+    for path in ("/v1/rerank", "/v1/audio/speech"):
         status, _, got = post(server, path, {})
         assert status == 404 and f"there is no path '{path}' here" in got["error"]["message"], got
         assert "/v1/chat/completions" in got["error"]["message"], got

@@ -206,23 +206,43 @@ void CpuBackend::mix(int layer, std::span<const WeightId> parameters) {
   });
 }
 
-std::span<const float> CpuBackend::logits(WeightId output, WeightId norm, WeightId norm_bias, float eps) {
+Backend::Outputs CpuBackend::outputs(WeightId output, WeightId norm, WeightId norm_bias, float eps) {
   const int width = shape_.width;
+  const float* weight = weights_.vector(norm);
+  const float* bias = weights_.vector(norm_bias);
   float* x = tensor(Activation::kResidual).data.data();
-  int kept = 0;
+  int kept = 0, hidden = 0;
   for (const BatchSequence& sequence : pass_.batch->sequences) {
-    KVASIR_CHECK(sequence.logits <= sequence.rows);
-    const int end = sequence.first_row + sequence.rows;
-    for (int r = end - sequence.logits; r < end; ++r, ++kept)
-      if (r != kept) std::copy_n(x + product(r, width), width, x + product(kept, width));
+    KVASIR_CHECK(sequence.logits <= sequence.rows && sequence.hidden <= sequence.rows);
+    KVASIR_CHECK(sequence.logits == 0 || sequence.hidden == 0);
+    kept += sequence.logits;
+    hidden += sequence.hidden;
   }
-  if (kept == 0) return {};
+  if (kept + hidden == 0) return {};
+  // Rows whose logits are wanted come first, side by side, for one product.
   float* normalized = ensure(Activation::kNormalized, width);
-  normalize(x, weights_.vector(norm), weights_.vector(norm_bias), eps, kept, normalized);
+  float* next = normalized + product(kept, width);
+  for (const BatchSequence& sequence : pass_.batch->sequences) {
+    if (sequence.hidden == 0) continue;
+    const int first = sequence.first_row + sequence.rows - sequence.hidden;
+    normalize(x + product(first, width), weight, bias, eps, sequence.hidden, next);
+    next += product(sequence.hidden, width);
+  }
+  Outputs outputs;
+  outputs.hidden = {normalized + product(kept, width), product(hidden, width)};
+  if (kept == 0) return outputs;
+  int row = 0;
+  for (const BatchSequence& sequence : pass_.batch->sequences) {
+    const int end = sequence.first_row + sequence.rows;
+    for (int r = end - sequence.logits; r < end; ++r, ++row)
+      if (r != row) std::copy_n(x + product(r, width), width, x + product(row, width));
+  }
+  normalize(x, weight, bias, eps, kept, normalized);
   float* logits = logits_.ensure(product(kept, shape_.vocabulary));
   const Job job{&weights_.matrix(output), nullptr, logits};
   multiply_rows(normalized, width, kept, {&job, 1});
-  return {logits, product(kept, shape_.vocabulary)};
+  outputs.logits = {logits, product(kept, shape_.vocabulary)};
+  return outputs;
 }
 
 std::uint64_t cpu_weight_bytes(std::span<const WeightPart> parts, const KernelTable& kernels) {

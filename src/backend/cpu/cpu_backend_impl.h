@@ -40,7 +40,7 @@ class CpuBackend final : public Backend {
   void store(int layer) override;
   void attend(int layer) override;
   void mix(int layer, std::span<const WeightId> parameters) override;
-  std::span<const float> logits(WeightId output, WeightId norm, WeightId norm_bias, float eps) override;
+  Outputs outputs(WeightId output, WeightId norm, WeightId norm_bias, float eps) override;
   std::uint64_t workspace_bytes(const WorkspaceRequest& request) const override;
   // Bytes of all buffers that workspace_bytes plans, as they stand.
   std::uint64_t allocated_workspace() const;

@@ -368,6 +368,18 @@ void add_serve(CLI::App& program, Outcome& outcome) {
       ->check(CLI::Range(1e-6, 1.0));
   command->add_option("--min-p", options->min_p, "Their min_p; default: the model's own, else 0.05")
       ->check(CLI::Range(0.0, 1.0));
+  command
+      ->add_option_function<std::string>(
+          "--pooling",
+          [options](const std::string& name) {
+            options->engine.pooling = name == "mean"   ? Pooling::kMean
+                                      : name == "last" ? Pooling::kLast
+                                                       : Pooling::kNone;
+          },
+          "How the hidden states of a text become its embedding: mean, last (the last token's), or none, which refuses "
+          "embeddings; default: as the model's file says")
+      ->check(CLI::IsMember({"mean", "last", "none"}))
+      ->type_name("KIND");
   command->add_option("--host", options->host, "Address to listen on")->capture_default_str();
   command->add_option("--port", options->port, "Port; 0: any that is free")
       ->check(in_range(0, 65535))

@@ -15,6 +15,7 @@
 #include "server/fields/grammar_fields.h"
 #include "server/fields/json_fields.h"
 #include "server/fields/known_fields.h"
+#include "server/fields/prompt_fields.h"
 #include "server/fields/sampling_fields.h"
 #include "server/fields/tool_fields.h"
 
@@ -51,53 +52,6 @@ Result<std::string> read_content(const Json& message, std::size_t index) {
   return text;
 }
 
-constexpr std::string_view kPromptNeeds = "a string, a list of token ids, or a list of either";
-
-// Whether a number is whole, at any size.
-bool is_whole(const Json& number) {
-  return number.is_number_integer() ||
-         (number.is_number_float() && number.get<double>() == std::floor(number.get<double>()));
-}
-
-Result<std::vector<std::int32_t>> read_tokens(const Json& list) {
-  std::vector<std::int32_t> tokens;
-  tokens.reserve(list.size());
-  for (const Json& token : list) {
-    const std::optional<std::int64_t> id = whole_number(token);
-    if (!id && !is_whole(token)) return wrong_field("prompt", kPromptNeeds);
-    if (!id || *id < 0 || *id > std::numeric_limits<std::int32_t>::max())
-      return invalid_argument("'prompt' has the token id {}, which is outside the vocabulary", text_of(token))
-          .about({"prompt"});
-    tokens.push_back(static_cast<std::int32_t>(*id));
-  }
-  return tokens;
-}
-
-Status read_prompt(const Json& prompt, std::vector<ApiPrompt>& prompts) {
-  if (!prompt.is_string() && !prompt.is_array()) return wrong_field("prompt", kPromptNeeds);
-  if (prompt.empty() || prompt == "") return invalid_argument("'prompt' is empty; give some text").about({"prompt"});
-  ApiPrompt& one = prompts.emplace_back();
-  if (prompt.is_string()) {
-    one.text = prompt.get<std::string>();
-    return {};
-  }
-  KVASIR_ASSIGN_OR_RETURN(one.tokens, read_tokens(prompt));
-  return {};
-}
-
-// Reads one prompt or a list of prompts. A list whose first element is a number is one prompt of token ids.
-Status read_all_prompts(const Fields& body, std::vector<ApiPrompt>& prompts) {
-  const Json* prompt = find_field(body, "prompt");
-  if (prompt == nullptr) return invalid_argument("'prompt' is missing").about({"prompt"});
-  const bool several = prompt->is_array() && !prompt->empty() && !prompt->front().is_number();
-  if (!several) return read_prompt(*prompt, prompts);
-  if (prompt->size() > kMostPrompts)
-    return invalid_argument("'prompt' has {} prompts; at most {} go together", prompt->size(), kMostPrompts)
-        .about({"prompt"});
-  for (const Json& each : *prompt) KVASIR_RETURN_IF_ERROR(read_prompt(each, prompts));
-  return {};
-}
-
 Status read_template_arguments(const Fields& body, RequestOptions& options) {
   const Json* arguments = find_field(body, "chat_template_kwargs");
   if (arguments == nullptr) return {};
@@ -123,7 +77,7 @@ Status read_limits(const Fields& body, ApiRequest& request) {
   if (request.options.samples > request.n && request.stream)
     return invalid_argument("'best_of' more than 'n' cannot be streamed: the best are known at the end")
         .about({"best_of"});
-  if (const auto all = request.options.samples * static_cast<int>(request.prompts.size()); all > kMostTexts)
+  if (const auto all = static_cast<std::size_t>(request.options.samples) * request.prompts.size(); all > kMostTexts)
     return invalid_argument("{} prompts of {} samples each are {} texts; at most {} go together",
                             request.prompts.size(), request.options.samples, all, kMostTexts)
         .about({request.options.samples > request.n ? "best_of" : "n"});
@@ -316,7 +270,7 @@ Result<ApiRequest> read_prompts(const Fields& body, bool chat) {
   KVASIR_RETURN_IF_ERROR(refuse_known(body, chat));
   KVASIR_RETURN_IF_ERROR(read_field(body, "model", request.model));
   if (!chat) {
-    KVASIR_RETURN_IF_ERROR(read_all_prompts(body, request.prompts));
+    KVASIR_RETURN_IF_ERROR(read_prompts(body, "prompt", kMostPrompts, request.prompts));
     request.options.parse_special = true;
     KVASIR_RETURN_IF_ERROR(read_field(body, "parse_special", request.options.parse_special));
     return request;

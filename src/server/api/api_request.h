@@ -14,14 +14,9 @@
 #include "kvasir/status.h"
 #include "server/api/api_kv.h"
 #include "server/fields/json_fields.h"
+#include "server/fields/prompt_fields.h"
 
 namespace kvasir::server {
-
-// One prompt of a completion: a text, or token ids if there are any.
-struct ApiPrompt {
-  std::string text;
-  std::vector<std::int32_t> tokens;
-};
 
 struct ApiRequest {
   bool chat = false;
@@ -52,7 +47,7 @@ struct ApiRequest {
 };
 
 inline constexpr std::size_t kMostPrompts = 64;
-inline constexpr int kMostTexts = 128;  // samples of all prompts together
+inline constexpr std::size_t kMostTexts = 128;  // samples of one answer that are under way together
 
 // Parses a JSON object of at most 64 levels. Errors: kInvalidArgument with the reason.
 Result<nlohmann::json> parse_body(std::string_view body);

@@ -40,10 +40,13 @@ void Completions::fly(Exchange exchange, const Dialect& dialect, std::string ses
 
 void Completions::tick() {
   std::erase_if(flights_, [](const std::weak_ptr<Flight>& each) { return each.expired(); });
-  if (deck_.queue_timeout.count() == 0) return;
   const auto latest = std::chrono::steady_clock::now() - deck_.queue_timeout;
-  for (const std::weak_ptr<Flight>& each : flights_)
-    if (const std::shared_ptr<Flight> flight = each.lock()) flight->wait_until(latest);
+  for (const std::weak_ptr<Flight>& each : flights_) {
+    const std::shared_ptr<Flight> flight = each.lock();
+    if (flight == nullptr) continue;
+    if (deck_.queue_timeout.count() > 0) flight->wait_until(latest);
+    flight->go_on();
+  }
 }
 
 void Completions::cut_off() {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kvasir/answer.h"
+#include "kvasir/engine.h"
 #include "kvasir/model_text.h"
 #include "server/api/api_request.h"
 #include "server/api/api_response.h"
@@ -56,6 +57,7 @@ struct ReadContext {
   const HttpRequest& http;  // its body may be elsewhere
   const Caller& caller;
   const ModelText& text;
+  const ModelSummary& model;
   SamplingOptions sampling;  // of requests that give no temperature
 };
 

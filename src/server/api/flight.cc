@@ -55,6 +55,10 @@ void Flight::wait_until(std::chrono::steady_clock::time_point latest) {
          "queue_timeout");
 }
 
+void Flight::go_on() {
+  if (!over_ && !samples_.parts().empty() && next_part_ > 0) submit_parts();
+}
+
 void Flight::prepare() {
   if (cancelled_) return;
   try {
@@ -131,34 +135,42 @@ void Flight::submit() {
   head_.names_tier = request().names_tier;
   head_.token_ids = request().return_token_ids;
   head_.prompt_logprobs = request().prompt_logprobs;
-  RequestOptions& options = ready_.request.options;
-  if (const std::size_t most = deck_.steps.most_at_once(options.tenant); ready_.prompts.size() > most)
-    return refuse(400,
-                  invalid_argument("'prompt' has {} prompts, and at most {} of one caller can wait here; send them in "
-                                   "several requests",
-                                   ready_.prompts.size(), most)
-                      .about({"prompt"}),
-                  "invalid");
   std::int64_t prompt_tokens = 0;
   for (const ReadyPrompt& each : ready_.prompts) prompt_tokens += std::ssize(each.prompt.tokens);
   ready_.writer->start(head_, prompt_tokens);
   samples_.begin(std::hash<std::string>()(head_.id));
+  submit_parts();
+}
+
+// Submits prompts until kMostTexts samples are under way, or the queue is full; the others follow as these end.
+void Flight::submit_parts() {
+  const RequestOptions& options = ready_.request.options;
   const std::size_t parts = samples_.parts().size();
-  for (std::size_t part = 0; part < parts; ++part) {
+  for (; next_part_ < parts && samples_under_way() < kMostTexts; ++next_part_) {
     RequestOptions one = options;
-    one.label = parts == 1 ? head_.id : fmt::format("{}.{}", head_.id, part);
+    one.label = parts == 1 ? head_.id : fmt::format("{}.{}", head_.id, next_part_);
     if (!ready_.prompts.empty()) {
-      one.tokens = std::move(ready_.prompts[part].prompt.tokens);
-      one.template_stops = std::move(ready_.prompts[part].prompt.stops);
+      one.tokens = ready_.prompts[next_part_].prompt.tokens;
+      one.template_stops = ready_.prompts[next_part_].prompt.stops;
     } else if (!request().prompts.empty()) {
       one.prompt = request().prompts.front().text;
       one.tokens = request().prompts.front().tokens;
     }
-    if (const Status status = submit_part(part, std::move(one)); !status.ok())
+    if (const Status status = submit_part(next_part_, std::move(one)); !status.ok()) {
+      if (next_part_ > 0) return;  // goes on when one ends, or with go_on()
       return refuse(429, status, "queue_full", "queue_full");
+    }
+    if (ready_.prompts.empty()) continue;
+    ready_.prompts[next_part_].prompt.tokens = {};  // in the engine now
   }
-  options.session.reset();
-  options.messages.clear();
+  if (next_part_ < parts) return;
+  ready_.request.options.session.reset();
+  ready_.request.options.messages.clear();
+}
+
+std::size_t Flight::samples_under_way() const {
+  const std::size_t samples = samples_.parts().front().samples.size();
+  return next_part_ * samples - (samples_.parts().size() * samples - samples_.left());
 }
 
 Status Flight::submit_part(std::size_t part, RequestOptions options) {
@@ -219,7 +231,7 @@ void Flight::happened(std::size_t part, const Event& event) {
       if (sample.parser != nullptr) write_pieces(samples_.choice_of(part, number), Samples::read(sample, "", true), {});
       if (request().stream)
         exchange_.answer->write(ready_.writer->end_choice(samples_.choice_of(part, number), event.choices));
-      if (samples_.left() == 0) ended();
+      samples_.left() == 0 ? ended() : submit_parts();
       break;
   }
 }

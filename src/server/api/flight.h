@@ -50,6 +50,9 @@ class Flight : public std::enable_shared_from_this<Flight> {
   // Refuses the request if it arrived before `latest` and has not had a pass.
   void wait_until(std::chrono::steady_clock::time_point latest);
 
+  // Submits prompts that the queue had no room for, if it has now. Call it from time to time.
+  void go_on();
+
   // Ends the answer with an error: the server is shutting down.
   void cut_off();
 
@@ -58,6 +61,8 @@ class Flight : public std::enable_shared_from_this<Flight> {
   void prepared();  // on the I/O thread, which owns ready_ from here on
   void opened(const Status& status);
   void submit();
+  void submit_parts();
+  std::size_t samples_under_way() const;
   Status submit_part(std::size_t part, RequestOptions options);
   void accepted(const Status& status);
   void begin_stream();
@@ -89,7 +94,8 @@ class Flight : public std::enable_shared_from_this<Flight> {
   Status preparation_;
   ReadyRequest ready_;
   Samples samples_{ready_};
-  AnswerPiece plain_;  // text that no parser reads; kept for its memory
+  AnswerPiece plain_;          // text that no parser reads; kept for its memory
+  std::size_t next_part_ = 0;  // the first that is not submitted
   SessionHold session_;
   FlightRecord record_;
   bool streams_ = false;                 // the stream has begun

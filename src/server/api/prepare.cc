@@ -300,7 +300,8 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
       json["max_tokens"] = 0;
       if (ready.restores_only) json["prompt"] = "-";  // which is not read
     }
-    const ReadContext context{common.exchange->request, common.exchange->caller, steps.text(), common.sampling};
+    const ReadContext context{common.exchange->request, common.exchange->caller, steps.text(), steps.model(),
+                              common.sampling};
     KVASIR_ASSIGN_OR_RETURN(ReadBody read, common.dialect->read(json, context));
     ready.request = std::move(read.request);
     ready.writer = std::move(read.writer);

@@ -25,6 +25,11 @@ void DialectRoutes::add_routes(Router& router) {
       {"/completion", &llama_completion_},
       {"/completions", &llama_completion_},
       {"/infill", &llama_infill_},
+      {"/v1/embeddings", &openai_embeddings_},
+      {"/api/embed", &ollama_embed_},
+      {"/api/embeddings", &ollama_embeddings_},
+      {"/embedding", &llama_embeddings_},
+      {"/embeddings", &llama_embeddings_},
   };
   for (const auto& [path, dialect] : table)
     router.add(

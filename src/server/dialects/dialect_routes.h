@@ -6,6 +6,7 @@
 
 #include "server/api/completions.h"
 #include "server/dialects/anthropic.h"
+#include "server/dialects/embeddings.h"
 #include "server/dialects/llama_server.h"
 #include "server/dialects/ollama.h"
 #include "server/dialects/openai.h"
@@ -34,6 +35,8 @@ class DialectRoutes {
   OpenAiCompletions openai_completions_;
   AnthropicMessages anthropic_;
   OllamaDialect ollama_chat_, ollama_generate_;
+  Embeddings openai_embeddings_{Embeddings::Form::kOpenAi}, llama_embeddings_{Embeddings::Form::kLlama};
+  Embeddings ollama_embed_{Embeddings::Form::kOllama}, ollama_embeddings_{Embeddings::Form::kOllamaOne};
   LlamaCompletion llama_completion_{false}, llama_infill_{true};
 };
 

@@ -66,7 +66,7 @@ void InfoRoutes::add(Router& router, std::string_view path, ErrorForm form, Work
 
 Result<std::string> InfoRoutes::count_tokens(Exchange& exchange) const {
   KVASIR_ASSIGN_OR_RETURN(const Json body, parse_body(exchange.request.body));
-  const ReadContext context{exchange.request, exchange.caller, steps_.text(), options_.sampling};
+  const ReadContext context{exchange.request, exchange.caller, steps_.text(), steps_.model(), options_.sampling};
   KVASIR_ASSIGN_OR_RETURN(const ApiRequest request, read_anthropic(body, context, true));
   if (!request.model.empty() && request.model != options_.model) return unknown_model(request.model, options_.model);
   KVASIR_ASSIGN_OR_RETURN(const PromptTokens prompt, encode_request_text(steps_.text(), request.options));

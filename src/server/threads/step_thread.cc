@@ -167,17 +167,17 @@ void StepThread::run() {
     for (const Ticket ticket : cancelled) drop(ticket);
     answer_questions();
     retired.clear();
+    const std::int64_t passes = report_.engine.passes;
     if (engine_->unfinished() > 0) {
       pass();
-    } else if (engine_->settling()) {
-      [[maybe_unused]] const auto none = engine_->poll();
+    } else {
+      if (engine_->settling()) static_cast<void>(engine_->poll());
+      publish();
     }
     try {
       if (options_.after_pass) options_.after_pass(*engine_);
     } catch (const std::bad_alloc&) {  // tried again after the next pass
     }
-    const std::int64_t passes = report_.engine.passes;
-    publish();
     idle = engine_->unfinished() > 0 && report_.engine.passes == passes;
     pass_began_ = 0;
   }
@@ -269,7 +269,7 @@ void StepThread::pass() {
   if (!events.ok()) {
     // The system refused memory: the events come with the next call, after a pause.
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    return;
+    return publish();
   }
   using Told = std::vector<std::pair<std::shared_ptr<Listener>, Event>>;
   std::shared_ptr<Told> told;
@@ -293,6 +293,7 @@ void StepThread::pass() {
       tickets_.erase(ticket);
     }
   }
+  publish();  // first, so that whoever hears of an end finds its place in the queue free
   if (told->empty()) return;
   tell([told] {
     for (const auto& [listener, event] : *told) listener->happened(event);

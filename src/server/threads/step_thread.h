@@ -68,8 +68,6 @@ class StepThread {
   // Queues a request. Errors: kResourceExhausted while the queue is full. A tenant (RequestOptions::tenant other than
   // 0) may have as many waiting requests as there are free places: a single tenant gets half of the queue.
   Result<Ticket> submit(RequestOptions options, Listener listener);
-  // The number of requests of one tenant (0: without tenants) that submit() takes before any runs.
-  std::size_t most_at_once(int tenant) const { return tenant == 0 ? options_.queue : (options_.queue + 1) / 2; }
   // Ends a request between two passes; its listener is not called again.
   void cancel(Ticket ticket);
 
