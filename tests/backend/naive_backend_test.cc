@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <random>
+#include <tuple>
 
 #include "backend/cpu/cpu_backend.h"
 #include "backend/jury.h"
@@ -339,9 +340,15 @@ TEST(NaiveBackend, FeedForwardNetworksOfEveryKindAreTheCpus) {
   const WeightId norm = add(shape.width, 1, true);
   Batch batch;
   batch.tokens = {3, 1, 6, 0, 3};
-  batch.sequences.resize(1);
-  batch.sequences[0].rows = batch.sequences[0].logits = batch.rows();
-  batch.sequences[0].tables = 0;
+  // Hidden states of the first and the last sequence, logits of the middle one.
+  batch.sequences.resize(3);
+  for (const auto& [sequence, first, rows] : {std::tuple{0, 0, 2}, {1, 2, 2}, {2, 4, 1}}) {
+    BatchSequence& part = batch.sequences[static_cast<std::size_t>(sequence)];
+    part.first_row = first;
+    part.rows = rows;
+    part.tables = 0;
+    (sequence == 1 ? part.logits : part.hidden) = rows;
+  }
   const auto run = [&](Backend& backend, ActivationFunction function, bool gated, float scale) {
     backend.begin({&batch});
     backend.embed(embedding, scale);
@@ -355,8 +362,12 @@ TEST(NaiveBackend, FeedForwardNetworksOfEveryKindAreTheCpus) {
     const Backend::Product back{down, kNoWeight, Activation::kProjected};
     backend.multiply(Activation::kUp, {&back, 1});
     backend.add(Activation::kResidual, Activation::kProjected);
-    const std::span<const float> logits = backend.logits(embedding, norm, kNoWeight, 1e-5F);
-    return std::vector<float>(logits.begin(), logits.end());
+    const Backend::Outputs outputs = backend.outputs(embedding, norm, kNoWeight, 1e-5F);
+    EXPECT_EQ(outputs.logits.size(), 2u * 7);
+    EXPECT_EQ(outputs.hidden.size(), 3u * 48);
+    std::vector<float> all(outputs.logits.begin(), outputs.logits.end());
+    all.insert(all.end(), outputs.hidden.begin(), outputs.hidden.end());
+    return all;
   };
   NaiveBackend naive(shape);
   ASSERT_TRUE(naive.load(parts, {}).ok());
