@@ -234,6 +234,12 @@ def check_llama_prompts(server):
                          ({"lora": [{"id": 0}]}, "lora"), ({"t_max_predict_ms": 5}, "t_max_predict_ms"), ({"n_probs": 101}, "n_probs")):
         status, _, got = post(server, "/completion", {**options, "prompt": "x", **change})
         assert status == 400 and got["error"]["code"] == 400 and word in got["error"]["message"], (change, got)
+    for samplers in ({"typical_p": 0.001}, {"top_n_sigma": 0.001}, {"top_k": 1, "xtc_threshold": 0.2, "dynatemp_range": 0.5}):
+        free = {**options, "prompt": "Once upon a time", "n_predict": 8, "temperature": 1, "n_probs": 0}
+        told = post(server, "/completion", {**free, **samplers})[2]
+        assert all(told["generation_settings"][name] == value for name, value in samplers.items()), told["generation_settings"]
+        again = post(server, "/completion", {**free, **samplers, "seed": 5})[2]
+        assert again["content"] == told["content"], (samplers, "with one token left the seed counts for nothing")
     biased = post(server, "/completion", {**options, "prompt": "Once", "logit_bias": [[2, 100]]})[2]
     assert biased["stop_type"] == "eos" and biased["content"] == "", biased
 

@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <utility>
 
 #include "base/status.h"
@@ -18,22 +17,13 @@ using Json = nlohmann::json;
 
 // Samplers that the engine does not have, with the values that turn them off.
 Status refuse_samplers(const Json& options) {
-  constexpr std::pair<const char*, double> kOff[] = {{"typical_p", 1},      {"tfs_z", 1},
-                                                     {"mirostat", 0},       {"xtc_probability", 0},
-                                                     {"dynatemp_range", 0}, {"adaptive_target", -1}};
+  constexpr std::pair<const char*, double> kOff[] = {{"tfs_z", 1}, {"mirostat", 0}, {"adaptive_target", -1}};
   for (const auto& [field, off] : kOff) {
-    std::optional<double> value;
-    if (const Json* found = find_field(options, field); found != nullptr) {
-      double number = 0;
-      KVASIR_RETURN_IF_ERROR(read_field(options, field, number));
-      value = number;
-    }
-    if (value && *value != off)
+    double value = off;
+    KVASIR_RETURN_IF_ERROR(read_field(options, field, value));
+    if (value != off)
       return not_done(field, fmt::format("is not supported here; omit it, or give {}, which turns it off", off));
   }
-  double sigma = -1;
-  KVASIR_RETURN_IF_ERROR(read_field(options, "top_n_sigma", sigma));
-  if (sigma > 0) return not_done("top_n_sigma", "is not supported here; omit it, or give -1, which turns it off");
   return refuse_fields(options, {"samplers", "dry_sequence_breakers"});
 }
 
@@ -47,19 +37,9 @@ Json short_number(float value) {
 Status read_llama_options(const Json& options, GenerateOptions& generate) {
   SamplingOptions& sampling = generate.sampling;
   KVASIR_RETURN_IF_ERROR(refuse_samplers(options));
-  KVASIR_RETURN_IF_ERROR(read_field(options, "temperature", sampling.temperature));
+  KVASIR_RETURN_IF_ERROR(read_sampling_numbers(options, sampling));
   if (sampling.temperature < 0) sampling.temperature = 0;  // greedy
-  KVASIR_RETURN_IF_ERROR(read_whole(options, "top_k", -1, 1 << 30, sampling.top_k));
-  if (sampling.top_k < 0) sampling.top_k = 0;  // all
-  KVASIR_RETURN_IF_ERROR(read_field(options, "top_p", sampling.top_p));
-  KVASIR_RETURN_IF_ERROR(read_field(options, "min_p", sampling.min_p));
   KVASIR_RETURN_IF_ERROR(read_field(options, "repeat_penalty", sampling.repetition_penalty));
-  KVASIR_RETURN_IF_ERROR(read_window(options, "repeat_last_n", 0, sampling.penalty_window));
-  KVASIR_RETURN_IF_ERROR(read_field(options, "presence_penalty", sampling.presence_penalty));
-  KVASIR_RETURN_IF_ERROR(read_field(options, "frequency_penalty", sampling.frequency_penalty));
-  KVASIR_RETURN_IF_ERROR(read_field(options, "dry_multiplier", sampling.dry_multiplier));
-  KVASIR_RETURN_IF_ERROR(read_field(options, "dry_base", sampling.dry_base));
-  KVASIR_RETURN_IF_ERROR(read_whole(options, "dry_allowed_length", 1, kMostDryLength, sampling.dry_allowed_length));
   int window = sampling.dry_window;
   KVASIR_RETURN_IF_ERROR(read_window(options, "dry_penalty_last_n", 0, window));
   if (window == 0) sampling.dry_multiplier = 0;
@@ -77,6 +57,12 @@ Json llama_settings(const GenerateOptions& generate) {
           {"top_k", sampling.top_k},
           {"top_p", short_number(sampling.top_p)},
           {"min_p", short_number(sampling.min_p)},
+          {"typical_p", short_number(sampling.typical_p)},
+          {"top_n_sigma", short_number(sampling.top_n_sigma)},
+          {"xtc_probability", short_number(sampling.xtc_probability)},
+          {"xtc_threshold", short_number(sampling.xtc_threshold)},
+          {"dynatemp_range", short_number(sampling.dynatemp_range)},
+          {"dynatemp_exponent", short_number(sampling.dynatemp_exponent)},
           {"repeat_last_n", sampling.penalty_window},
           {"repeat_penalty", short_number(sampling.repetition_penalty)},
           {"presence_penalty", short_number(sampling.presence_penalty)},

@@ -130,7 +130,15 @@ Status read_either(const Fields& body, const char* name, const char* other, floa
 
 Status read_sampling(const Fields& body, const SamplingOptions& usual, SamplingOptions& sampling) {
   sampling = usual_sampling(body, usual);
-  const std::pair<const char*, float SamplingOptions::*> kNumbers[] = {
+  KVASIR_RETURN_IF_ERROR(read_sampling_numbers(body, sampling));
+  KVASIR_RETURN_IF_ERROR(read_either(body, "repetition_penalty", "repeat_penalty", sampling.repetition_penalty));
+  KVASIR_RETURN_IF_ERROR(read_window(body, "dry_penalty_last_n", 1, sampling.dry_window));
+  KVASIR_RETURN_IF_ERROR(read_logit_bias(body, sampling));
+  return read_seed(body, sampling.seed);
+}
+
+Status read_sampling_numbers(const Fields& body, SamplingOptions& sampling) {
+  constexpr std::pair<const char*, float SamplingOptions::*> kNumbers[] = {
       {"temperature", &SamplingOptions::temperature},
       {"top_p", &SamplingOptions::top_p},
       {"min_p", &SamplingOptions::min_p},
@@ -148,12 +156,8 @@ Status read_sampling(const Fields& body, const SamplingOptions& usual, SamplingO
   if (sampling.top_n_sigma < 0) sampling.top_n_sigma = 0;  // llama-server's -1: off
   KVASIR_RETURN_IF_ERROR(read_whole(body, "top_k", -1, std::numeric_limits<std::int32_t>::max(), sampling.top_k));
   if (sampling.top_k < 0) sampling.top_k = 0;  // -1: all, as in other servers
-  KVASIR_RETURN_IF_ERROR(read_either(body, "repetition_penalty", "repeat_penalty", sampling.repetition_penalty));
   KVASIR_RETURN_IF_ERROR(read_window(body, "repeat_last_n", 0, sampling.penalty_window));
-  KVASIR_RETURN_IF_ERROR(read_window(body, "dry_penalty_last_n", 1, sampling.dry_window));
-  KVASIR_RETURN_IF_ERROR(read_whole(body, "dry_allowed_length", 1, kMostDryLength, sampling.dry_allowed_length));
-  KVASIR_RETURN_IF_ERROR(read_logit_bias(body, sampling));
-  return read_seed(body, sampling.seed);
+  return read_whole(body, "dry_allowed_length", 1, kMostDryLength, sampling.dry_allowed_length);
 }
 
 Status read_endings(const Fields& body, GenerateOptions& generate) {

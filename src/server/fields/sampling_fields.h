@@ -23,6 +23,9 @@ Status read_endings(const Fields& body, GenerateOptions& generate);
 
 // The parts of these that other APIs have under names of their own. Errors: as read_sampling.
 
+// Reads temperature, top_k, top_p, min_p and the other numbers that have the same names in all APIs.
+Status read_sampling_numbers(const Fields& body, SamplingOptions& sampling);
+
 // Returns what absent fields default to: `usual`, or the plain distribution where the body gives a temperature.
 SamplingOptions usual_sampling(const Fields& body, const SamplingOptions& usual);
 
