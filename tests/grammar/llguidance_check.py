@@ -67,8 +67,8 @@ DIFFERENCES = {
                 "surrogate pair.", lambda schema, place, token: place.escape),
     "exponents": ("llguidance", "Kvasir limits exponents to 3 digits, so that a number ends and is finite for most readers.",
                   lambda schema, place, token: b"e" in place.number.lower()),
-    "digits": ("llguidance", "Kvasir limits numbers to 40 digits before and behind the point.",
-               lambda schema, place, token: len(re.split(rb"\D", place.number.lstrip(b"-"))[-1]) > 40),
+    "digits": ("llguidance", "Kvasir limits numbers to 40 digits before and behind the point, and within limits to 20 behind it.",
+               lambda schema, place, token: len(re.split(rb"\D", place.number.lstrip(b"-"))[-1]) > (20 if b"." in place.number else 40)),
     "zeros": ("Kvasir", "Within limits Kvasir allows zeros behind the last place, as in 7.00 for a multiple of 0.5; they change no value.",
               lambda schema, place, token: re.fullmatch(rb"-?\d+\.\d*?0*", place.number) is not None and (
                   re.fullmatch(rb"\.?0*", token.rstrip(b"]},")) is not None) and re.search("Minimum|minimum|aximum|multipleOf", schema)),

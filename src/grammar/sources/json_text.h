@@ -34,7 +34,8 @@ int compare(const Decimal& a, const Decimal& b);
 // units of the value.
 Result<bool> is_multiple(const Decimal& value, const Decimal& step);
 
-// The limits of a number; `exclusive` leaves the limit itself out.
+// The limits of a number; `exclusive` leaves the limit itself out. Texts within limits have at most 20 decimal places, or
+// one more than the limits have, or as many as `multiple_of` has.
 struct NumberLimits {
   struct Limit {
     Decimal value;
