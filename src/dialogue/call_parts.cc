@@ -44,17 +44,24 @@ std::string_view behind_name(const CallFormat& calls) {
   return calls.shape == CallFormat::Shape::kGemma ? "{" : std::string_view(calls.after_name);
 }
 
+WantedValue wanted_by(const nlohmann::ordered_json& schema) {
+  if (!schema.is_object()) return WantedValue::kAny;
+  const auto type = schema.find("type");
+  if (type != schema.end() && type->is_string()) return *type == "string" ? WantedValue::kText : WantedValue::kOther;
+  const auto is_text = [](const auto& value) { return value.is_string(); };
+  if (const auto value = schema.find("const"); value != schema.end())
+    return is_text(*value) ? WantedValue::kText : WantedValue::kAny;
+  const auto values = schema.find("enum");
+  const bool all = values != schema.end() && values->is_array() && std::ranges::all_of(*values, is_text);
+  return all ? WantedValue::kText : WantedValue::kAny;
+}
+
 WantedValue wanted_of(const Tool& tool, const std::string& parameter) {
   const nlohmann::ordered_json& schema = tool.parameters;
   if (!schema.is_object() || !schema.contains("properties") || !schema["properties"].is_object())
     return WantedValue::kAny;
   const auto property = schema["properties"].find(parameter);
-  if (property == schema["properties"].end() || !property->is_object()) return WantedValue::kAny;
-  const auto type = property->find("type");
-  if (type != property->end() && type->is_string()) return *type == "string" ? WantedValue::kText : WantedValue::kOther;
-  if (const auto values = property->find("enum"); values != property->end() && values->is_array())
-    if (std::ranges::all_of(*values, [](const auto& value) { return value.is_string(); })) return WantedValue::kText;
-  return WantedValue::kAny;
+  return property == schema["properties"].end() ? WantedValue::kAny : wanted_by(*property);
 }
 
 ValueOpening find_value(const CallFormat& calls, std::string_view text) {

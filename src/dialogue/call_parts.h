@@ -30,8 +30,9 @@ bool is_bracketed(CallFormat::Shape shape);
 // Returns what stands behind a call's name.
 std::string_view behind_name(const CallFormat& calls);
 
-// What a tool's schema says of a parameter's value.
+// What a schema says of a value: its type, or its constants if they are all text; and a tool's schema of a parameter.
 enum class WantedValue { kText, kOther, kAny };
+WantedValue wanted_by(const nlohmann::ordered_json& schema);
 WantedValue wanted_of(const Tool& tool, const std::string& parameter);
 
 // Where a value of CallFormat::Shape::kTagged begins: behind its key, `size` bytes of which `at` are the key, and

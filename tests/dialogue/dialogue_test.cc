@@ -286,6 +286,8 @@ TEST(Dialogue, ToolsThatCannotBeReadAreNamed) {
 TEST(Dialogue, LiteralsAreReadAsTheirNotationsSay) {
   EXPECT_EQ(spaced_json(*parse_python_arguments(R"(a='it\'s', b=[1, True, None], c={"k": (1.5, "\u00e9")})")),
             R"({"a": "it's", "b": [1, true, null], "c": {"k": [1.5, "é"]}})");
+  EXPECT_EQ(*parse_python_arguments(R"(a='\x0c\xe9\U0001f600', b='\xg \U00110000 \ud83d')"),
+            nlohmann::ordered_json({{"a", "\f\u00e9\U0001F600"}, {"b", R"(\xg \U00110000 \ud83d)"}}));
   EXPECT_FALSE(parse_python_arguments("a=1, 2").has_value());
   EXPECT_FALSE(parse_python_arguments("a=[1").has_value());
   EXPECT_EQ(spaced_json(*parse_gemma_literal(R"({a:<|"|>x } "y"<|"|>,b:[1,true],c:{d:null}})")),
