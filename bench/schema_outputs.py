@@ -106,6 +106,11 @@ class Run:
                 status, _, text = self.server.ask("POST", "/v1/chat/completions", job.body(self.options))
                 with self.lock:
                     self.add(job, *verdict(job, status, text, self.options.max_tokens, self.validators))
+            except OSError as error:
+                self.stopped = True
+                ended = self.server.process.poll()
+                raise SystemExit(f"the server ended with {ended}: {''.join(self.server.lines[-5:])}" if ended is not None
+                                 else f"the server does not answer: {error}") from error
             except Exception:
                 self.stopped = True
                 raise
