@@ -135,15 +135,23 @@ class AnswerWriter {
     return builder_.repeat(builder_.one_of(kLetters), 9, 9);
   }
 
+  Expr named_ids(const Tool& tool) {
+    constexpr std::array kDigits = {CharRange{U'0', U'9'}};
+    std::string start = named_id(tool.name, 0);
+    start.pop_back();
+    return sequence({builder_.literal(start), builder_.repeat(builder_.one_of(kDigits), 1, 3)});
+  }
+
   Result<Expr> call(const Tool& tool) {
     const Expr name = builder_.literal(tool.name);
     switch (calls_.shape) {
       case Shape::kNone: return builder_.never();
       case Shape::kObject: return object(tool);
       case Shape::kNamed: {
+        const Expr named = calls_.name_in_id ? named_ids(tool) : name;
         KVASIR_ASSIGN_OR_RETURN(const Expr arguments, json_arguments(tool));
         const Expr id_part = calls_.after_id.empty() ? builder_.nothing() : sequence({id(), written(calls_.after_id)});
-        return sequence({name, written(calls_.after_name), id_part, arguments});
+        return sequence({named, written(calls_.after_name), id_part, arguments});
       }
       case Shape::kTagged: {
         KVASIR_ASSIGN_OR_RETURN(const Expr arguments, tagged(tool));

@@ -83,6 +83,22 @@ std::string value_end(const CallFormat& calls) {
   return std::string(trimmed_right(calls.value_close));
 }
 
+const Tool* tool_of_id(const AnswerRules& rules, std::string_view id) {
+  constexpr std::string_view kFunctions = "functions.";
+  if (id.starts_with(kFunctions)) id.remove_prefix(kFunctions.size());
+  return rules.find_tool(id.substr(0, id.rfind(':')));
+}
+
+std::size_t certain_bytes(std::string_view value, std::string_view close) {
+  const std::string_view mark = trimmed(close), space = close.substr(0, close.size() - mark.size());
+  std::size_t kept = std::max(partial_marker(value, mark), partial_marker(value, close));
+  if (kept == 0 && !space.empty() && value.ends_with(space)) kept = space.size();
+  if (value.substr(0, value.size() - kept).ends_with(space)) kept += space.size();
+  std::size_t size = value.size() - std::min(kept, value.size());
+  while (size > 0 && (static_cast<unsigned char>(value[size - 1]) & 0x80) != 0) --size;
+  return size;
+}
+
 bool continues_name(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
 }

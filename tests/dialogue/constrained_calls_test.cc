@@ -18,7 +18,7 @@ using Schema = nlohmann::ordered_json;
 
 constexpr const char* kTemplates[] = {"hermes",  "qwen3-coder",  "llama-3",  "pythonic", "lfm2",
                                       "mistral", "mistral-args", "gpt-oss",  "gemma-4",  "granite",
-                                      "phi-4",   "glm",          "deepseek", "minimax"};
+                                      "phi-4",   "glm",          "deepseek", "minimax",  "kimi-k2"};
 
 // Schemas with what is hard to write: quotation marks and line breaks in constants, texts of any kind, nested values.
 constexpr std::string_view kHardTools = R"([
@@ -165,7 +165,7 @@ int failed_parts() {
 
 // Draws answers that a demand allows, and checks them; returns the largest number of calls in one.
 std::size_t check_answers(const test::Dialogue& dialogue, const CallDemand& demand) {
-  constexpr std::uint32_t kSeeds = 30;
+  constexpr std::uint32_t kSeeds = 20;
   test::CallWalk walk(*dialogue.rules(), demand);
   const int failures = failed_parts();
   std::size_t ended = 0, most = 0;
