@@ -111,7 +111,8 @@ class AnswerWriter {
     if (format.open.empty()) return builder_.nothing();
     const std::array closes = {format.close};
     const Expr rest = sequence({builder_.text_without(closes), written(format.close), space()});
-    return rules_.starts_in_thoughts ? rest : builder_.optional(sequence({space(), written(format.open), rest}));
+    if (rules_.starts_in_thoughts) return rest;
+    return !rules_.may_think ? builder_.nothing() : builder_.optional(sequence({space(), written(format.open), rest}));
   }
 
   Expr section(Expr call) {
@@ -297,7 +298,8 @@ class AnswerWriter {
     const Expr said = sequence({written("<|channel|>final<|message|>"), content_ ? *content_ : text});
     std::vector<Expr> ends = calls;
     if (!demanded_) ends.push_back(said);
-    return sequence({builder_.optional(thought), builder_.choice(ends)});
+    const Expr first = rules_.may_think ? builder_.optional(thought) : builder_.nothing();
+    return sequence({first, builder_.choice(ends)});
   }
 
   Builder& builder_;
@@ -326,8 +328,8 @@ Result<std::shared_ptr<const Grammar>> compile_answer(const GrammarCompiler& com
     return compiler.compile(*options.grammar);
   }
   // The model, its template and these decide the grammar.
-  std::string key = fmt::format("answer {} {} {} {}\n{}\n", static_cast<int>(options.tool_choice), options.tool_name,
-                                rules->most_calls, rules->starts_in_thoughts, options.tools);
+  std::string key = fmt::format("answer {} {} {} {} {}\n{}\n", static_cast<int>(options.tool_choice), options.tool_name,
+                                rules->most_calls, rules->starts_in_thoughts, rules->may_think, options.tools);
   for (const auto& [name, value] : options.template_arguments) key += fmt::format("{}={}\n", name, value);
   if (options.grammar) key += grammar::key_of(*options.grammar);
   return compiler.compile(std::move(key), [&](grammar::Builder& builder) -> Result<grammar::Expr> {

@@ -171,6 +171,7 @@ Result<Conversation> write_conversation(const ChatTemplate& chat, const Vocabula
   if (options.thinking == Thinking::kOff) close_thoughts(format.thoughts, conversation.prompt);
   if (!thinks && tools.empty()) return conversation;
   AnswerRules rules = {format, std::move(tools), opens_thoughts(format.thoughts, last_own_text(conversation.prompt))};
+  rules.may_think = options.thinking != Thinking::kOff;
   rules.most_calls = options.parallel_tool_calls ? AnswerRules::kMostCalls : 1;
   conversation.rules = std::make_shared<const AnswerRules>(std::move(rules));
   return conversation;

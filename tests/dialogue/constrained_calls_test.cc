@@ -194,5 +194,22 @@ TEST(ConstrainedCalls, SurviveARoundTripInEveryFamily) {
   }
 }
 
+TEST(ConstrainedCalls, BeginWithoutThoughtsWhereTheseAreOff) {
+  for (const char* name : {"hermes", "gemma-4", "gpt-oss"})
+    for (const bool may_think : {true, false}) {
+      const test::Dialogue dialogue(template_of(name), kHardTools);
+      AnswerRules rules = *dialogue.rules();
+      rules.may_think = may_think;
+      test::CallWalk walk(rules, {ToolChoice::kRequired, "", std::nullopt});
+      std::size_t thoughts = 0;
+      for (std::uint32_t seed = 1; seed <= 20; ++seed) {
+        std::mt19937 random(seed);
+        const std::string text = walk.draw(random);
+        if (!text.empty()) thoughts += read_answer(dialogue, text, 5).reasoning.empty() ? 0 : 1;
+      }
+      EXPECT_EQ(thoughts > 0, may_think) << name;
+    }
+}
+
 }  // namespace
 }  // namespace kvasir
