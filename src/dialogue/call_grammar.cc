@@ -273,10 +273,10 @@ class AnswerWriter {
   // Whether a schema has none but these keywords, annotations and definitions.
   static bool has_only(const Schema& schema, std::initializer_list<std::string_view> keywords) {
     constexpr std::array<std::string_view, 4> kOthers = {"description", "title", "$defs", "definitions"};
-    return std::ranges::all_of(schema.items(), [&](const auto& each) {
-      return std::ranges::find(kOthers, each.key()) != kOthers.end() ||
-             std::ranges::find(keywords, each.key()) != keywords.end();
-    });
+    for (const auto& [key, value] : schema.items())
+      if (std::ranges::find(kOthers, key) == kOthers.end() && std::ranges::find(keywords, key) == keywords.end())
+        return false;
+    return true;
   }
 
   // --- gpt-oss

@@ -65,9 +65,9 @@ bool object_meets(const Schema& value, const Schema& schema) {
   const Schema properties = schema.value("properties", Schema::object());
   for (const Schema& name : schema.value("required", Schema::array()))
     if (!value.contains(name.get<std::string>())) return false;
-  return std::ranges::all_of(value.items(), [&](const auto& member) {
-    return properties.contains(member.key()) && meets(member.value(), properties[member.key()]);
-  });
+  for (const auto& [name, member] : value.items())
+    if (!properties.contains(name) || !meets(member, properties[name])) return false;
+  return true;
 }
 
 bool text_meets(const std::string& text, const Schema& schema) {
