@@ -31,6 +31,7 @@ struct AnswerRules {
   AnswerFormat format;
   std::vector<Tool> tools;
   bool starts_in_thoughts = false;
+  bool may_think = true;  // an answer under a grammar may begin with thoughts
   static constexpr int kMostCalls = 128;
   int most_calls = kMostCalls;  // the answer ends with this one: what follows it is dropped
 

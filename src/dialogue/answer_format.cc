@@ -1,5 +1,7 @@
 #include "dialogue/answer_format.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -40,11 +42,15 @@ std::string written_tagged(const CallFormat& format, const ToolCall& call) {
   return text;
 }
 
-std::string written_call(const CallFormat& format, const ToolCall& call) {
+// `number`: of the call in its answer.
+std::string written_call(const CallFormat& format, const ToolCall& call, std::size_t number) {
   switch (format.shape) {
     case CallFormat::Shape::kNone: return {};
     case CallFormat::Shape::kObject: return written_object(format, call);
     case CallFormat::Shape::kNamed:
+      if (format.name_in_id)
+        return (is_named_id(call.id, call.name) ? call.id : named_id(call.name, number)) + format.after_name +
+               spaced_json(arguments_of(call));
       return call.name + format.after_name + (format.after_id.empty() ? "" : call.id + format.after_id) +
              spaced_json(arguments_of(call));
     case CallFormat::Shape::kTagged: return written_tagged(format, call);
@@ -56,11 +62,22 @@ std::string written_call(const CallFormat& format, const ToolCall& call) {
 
 }  // namespace
 
+std::string named_id(std::string_view name, std::size_t number) {
+  return fmt::format("functions.{}:{}", name, number);
+}
+
+bool is_named_id(std::string_view id, std::string_view name) {
+  const std::string start = fmt::format("functions.{}:", name);
+  return id.size() > start.size() && id.starts_with(start) &&
+         id.find_first_not_of("0123456789", start.size()) == std::string_view::npos;
+}
+
 std::string written_calls(const CallFormat& format, std::span<const ToolCall> calls) {
   std::string text;
-  for (const ToolCall& call : calls)
-    text +=
-        (text.empty() ? format.section_open : format.between) + format.open + written_call(format, call) + format.close;
+  for (const ToolCall& call : calls) {
+    text += text.empty() ? format.section_open : format.between;
+    text += format.open + written_call(format, call, static_cast<std::size_t>(&call - calls.data())) + format.close;
+  }
   return text.empty() ? text : text + format.section_close;
 }
 

@@ -2,6 +2,7 @@
 // (find_format.h). Thread-safety: plain values and pure functions.
 #pragma once
 
+#include <cstddef>
 #include <span>
 #include <string>
 #include <string_view>
@@ -30,6 +31,8 @@ struct CallFormat {
   std::string wrapper, name_key, arguments_key, id_key;
   bool name_first = true;
 
+  bool name_in_id = false;  // kNamed: an id, functions.NAME:NUMBER, stands for the name (Kimi)
+
   std::string after_name;   // kNamed, kTagged
   std::string after_id;     // kNamed: an id stands behind `after_name`, and this behind the id; "": no id
   std::string key_open;     // kTagged
@@ -44,6 +47,7 @@ struct ThoughtFormat {
 
 struct AnswerFormat {
   CallFormat calls;
+  bool unknown_calls = false;  // the template writes calls in a form that `calls` cannot describe
   ThoughtFormat thoughts;
   bool channels = false;   // the channels of gpt-oss, which `calls` and `thoughts` do not describe
   bool short_ids = false;  // ids of calls have 9 letters and digits
@@ -52,6 +56,10 @@ struct AnswerFormat {
   bool writes_calls = false;  // the template writes calls of earlier answers
   bool writes_results = false;
 };
+
+// Returns an id as CallFormat::name_in_id has it, and whether an id of a tool's call is one.
+std::string named_id(std::string_view name, std::size_t number);
+bool is_named_id(std::string_view id, std::string_view name);
 
 // Returns the calls as the format writes them; arguments that are not JSON count as {}.
 std::string written_calls(const CallFormat& format, std::span<const ToolCall> calls);

@@ -168,35 +168,32 @@ class FormatParser final : public AnswerParser {
     return false;
   }
 
+  // As say().
+  void think(std::string_view text) {
+    const std::string_view solid = trimmed_right(text);
+    if (!solid.empty()) {
+      events_.text(Kind::kReasoning, std::exchange(space_, {}));
+      events_.text(Kind::kReasoning, solid);
+      thought_ = true;
+    }
+    space_ += text.substr(solid.size());
+  }
+
   bool in_thoughts() {
     const std::string& close = rules_->format.thoughts.close;
     if (!thought_) {
       buffer_.erase(0, std::min(buffer_.find_first_not_of(kWhite), buffer_.size()));
       if (buffer_.empty()) return false;
     }
-    if (const std::size_t at = buffer_.find(close); at != std::string::npos) {
-      const std::string text = take(at);
-      take(close.size());
-      if (const std::string_view solid = trimmed_right(text); !solid.empty()) {
-        events_.text(Kind::kReasoning, space_);
-        events_.text(Kind::kReasoning, solid);
-      }
-      space_.clear();
-      thought_ = true;
-      said_ = false;
-      state_ = State::kText;
-      return true;
-    }
-    const std::string text = take(buffer_.size() - partial_marker(buffer_, close));
-    const std::string_view solid = trimmed_right(text);
-    if (!solid.empty()) {
-      events_.text(Kind::kReasoning, space_);
-      events_.text(Kind::kReasoning, solid);
-      thought_ = true;
-      space_.clear();
-    }
-    space_ += text.substr(solid.size());
-    return false;
+    const std::size_t at = buffer_.find(close);
+    think(take(at != std::string::npos ? at : buffer_.size() - partial_marker(buffer_, close)));
+    if (at == std::string::npos) return false;
+    take(close.size());
+    space_.clear();
+    thought_ = true;
+    said_ = false;
+    state_ = State::kText;
+    return true;
   }
 
   // --- the start of a call
@@ -235,29 +232,24 @@ class FormatParser final : public AnswerParser {
 
   // Gives up the call: what was read of it is content. Only its mark is not read again.
   bool fail() {
-    if (events_.open()) {
-      events_.text(Kind::kContent, std::exchange(space_, {}));
-      events_.fail(raw_);
-      said_ = true;
-      raw_.clear();
-      state_ = State::kText;
-      return true;
-    }
-    buffer_.insert(0, raw_);
-    state_ = State::kText;
-    const std::size_t size = std::max<std::size_t>(mark_.size(), 1);
     said_ = true;
+    state_ = State::kText;
     events_.text(Kind::kContent, std::exchange(space_, {}));
-    events_.text(Kind::kContent, take(std::min(size, buffer_.size())));
+    if (events_.open()) {
+      events_.fail(raw_);
+    } else {
+      buffer_.insert(0, raw_);
+      events_.text(Kind::kContent, take(std::min(std::max<std::size_t>(mark_.size(), 1), buffer_.size())));
+    }
     raw_.clear();
     return true;
   }
 
-  bool begin(std::string_view name) {
-    if (rules_->find_tool(name) == nullptr) return false;
+  bool begin(const Tool* tool, std::string_view id = {}) {
+    if (tool == nullptr) return false;
     space_.clear();
-    tool_ = rules_->find_tool(name);
-    events_.begin(name);
+    tool_ = tool;
+    events_.begin(tool->name, id);
     return true;
   }
 
@@ -276,7 +268,8 @@ class FormatParser final : public AnswerParser {
     JsonProgress progress = JsonProgress::kMore;
     for (; i < buffer_.size() && progress == JsonProgress::kMore; ++i) {
       progress = object_.push(buffer_[i]);
-      if (!events_.open() && !object_.name().empty() && !begin(object_.name())) progress = JsonProgress::kBad;
+      if (!events_.open() && !object_.name().empty() && !begin(rules_->find_tool(object_.name())))
+        progress = JsonProgress::kBad;
     }
     take(i);
     if (progress == JsonProgress::kBad) return fail();
@@ -302,6 +295,7 @@ class FormatParser final : public AnswerParser {
 
   bool in_name() {
     skip_white();
+    if (calls_.name_in_id) return in_id();
     const Tool* found = nullptr;
     std::size_t size = 0;
     for (const Tool& tool : rules_->tools) {
@@ -317,13 +311,25 @@ class FormatParser final : public AnswerParser {
       size = tool.name.size() + (is_bracketed(calls_.shape) ? 0 : match.size);
     }
     if (found == nullptr) return fail();
-    begin(found->name);
+    begin(found);
     take(size);
     first_ = true;
     end_ = {};
     state_ = is_bracketed(calls_.shape)       ? State::kBracketed
              : calls_.shape == Shape::kTagged ? State::kKeyOrEnd
                                               : State::kJson;
+    return true;
+  }
+
+  bool in_id() {
+    const std::string_view mark = trimmed(calls_.after_name);
+    const std::size_t at = buffer_.find(mark);
+    if (at == std::string::npos) return buffer_.size() > kLongestId ? fail() : false;
+    const std::string id(trimmed(std::string_view(buffer_).substr(0, at)));
+    if (!begin(tool_of_id(*rules_, id), id)) return fail();
+    take(at + mark.size());
+    end_ = {};
+    state_ = State::kJson;
     return true;
   }
 
@@ -398,27 +404,24 @@ class FormatParser final : public AnswerParser {
     return true;
   }
 
+  // Takes a value and the mark behind it, which begins at `at`.
+  std::string take_value(std::size_t at, std::string_view close) {
+    const std::string_view mark = trimmed(close), space = close.substr(0, close.size() - mark.size());
+    std::string text = take(at);
+    take(mark.size());
+    if (text.ends_with(space)) text.resize(text.size() - space.size());
+    state_ = State::kKeyOrEnd;
+    return text;
+  }
+
   bool in_string() {
     const std::string close = value_end(calls_);
-    const std::string_view mark = trimmed(close);
-    const std::string_view space = std::string_view(close).substr(0, close.size() - mark.size());
-    const std::size_t at = buffer_.find(mark);
+    const std::size_t at = buffer_.find(trimmed(close));
     if (at != std::string::npos) {
-      std::string text = take(at);
-      take(mark.size());
-      if (std::string_view(text).ends_with(space)) text.resize(text.size() - space.size());
-      events_.arguments(escaped(text) + "\"");
-      state_ = State::kKeyOrEnd;
+      events_.arguments(escaped(take_value(at, close)) + "\"");
       return true;
     }
-    // Keeps back what may be the end of the value, and characters that are not complete.
-    std::size_t kept = std::max(partial_marker(buffer_, mark), partial_marker(buffer_, close));
-    if (kept == 0 && !space.empty() && std::string_view(buffer_).ends_with(space)) kept = space.size();
-    const std::string_view rest = std::string_view(buffer_).substr(0, buffer_.size() - kept);
-    if (std::string_view(rest).ends_with(space)) kept += space.size();
-    std::size_t size = buffer_.size() - std::min(kept, buffer_.size());
-    while (size > 0 && (static_cast<unsigned char>(buffer_[size - 1]) & 0x80) != 0) --size;
-    events_.arguments(escaped(take(size)));
+    events_.arguments(escaped(take(certain_bytes(buffer_, close))));
     return false;
   }
 
@@ -428,13 +431,9 @@ class FormatParser final : public AnswerParser {
     const std::size_t at = buffer_.find(mark, looked_ > mark.size() ? looked_ - mark.size() : 0);
     looked_ = at == std::string::npos ? buffer_.size() : 0;
     if (at == std::string::npos) return false;
-    std::string text = take(at);
-    take(mark.size());
+    const std::string text = take_value(at, close);
     const auto value = parse_value(trimmed(text));
-    const std::string_view space = std::string_view(close).substr(0, close.size() - mark.size());
-    if (std::string_view(text).ends_with(space)) text.resize(text.size() - space.size());
     events_.arguments(spaced_json(value ? *value : nlohmann::ordered_json(text)));
-    state_ = State::kKeyOrEnd;
     return true;
   }
 

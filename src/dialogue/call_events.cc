@@ -22,9 +22,10 @@ void CallEvents::text(Kind kind, std::string_view text) {
   pieces_->back().text += text;
 }
 
-void CallEvents::begin(std::string_view name) {
+void CallEvents::begin(std::string_view name, std::string_view id) {
   AnswerPiece& piece = add(Kind::kCallBegins);
-  piece.id = call_id(seed_, calls_, rules_->format.short_ids);
+  const bool own = !id.empty() && ids_.emplace(id).second;
+  piece.id = own ? std::string(id) : call_id(seed_, calls_, rules_->format.short_ids);
   piece.name = name;
   open_ = true;
   arguments_.clear();

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,7 +23,8 @@ class CallEvents {
 
   // Appends to the newest piece if that is of the same kind.
   void text(AnswerPiece::Kind kind, std::string_view text);
-  void begin(std::string_view name);
+  // `id`: as the model wrote it; "", or one that an earlier call has: the call gets one.
+  void begin(std::string_view name, std::string_view id = {});
   void arguments(std::string_view text);
   // Ends the call: as one that fails if its arguments are not a JSON object. `raw`: the call as the model wrote it.
   void end(std::string_view raw);
@@ -38,7 +41,8 @@ class CallEvents {
   std::vector<AnswerPiece>* pieces_ = nullptr;
   int calls_ = 0;
   bool open_ = false;
-  std::string arguments_;  // of the open call
+  std::string arguments_;                   // of the open call
+  std::set<std::string, std::less<>> ids_;  // that the model wrote
 };
 
 }  // namespace kvasir

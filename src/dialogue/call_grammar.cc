@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,27 +21,33 @@ namespace {
 using grammar::Builder;
 using grammar::CharRange;
 using grammar::Expr;
+using grammar::JsonText;
 using grammar::Rule;
 using Schema = nlohmann::ordered_json;
 using Shape = CallFormat::Shape;
 
 constexpr std::string_view kQuote = "<|\"|>";  // of Gemma
 constexpr std::size_t kMostProperties = 512;
+constexpr int kDeepestGemma = 8;
 
-// A parameter of a tool.
+// A parameter of a tool, or a property of an object.
 struct Parameter {
   std::string name;
   Schema schema;
   bool required = false;
 };
 
-std::vector<Parameter> parameters_of(const Tool& tool) {
+std::vector<Parameter> parameters_of(const Schema& schema) {
   std::vector<Parameter> parameters;
-  const Schema& schema = tool.parameters;
   if (!schema.is_object() || !schema.contains("properties") || !schema["properties"].is_object()) return parameters;
   const Schema required = schema.value("required", Schema::array());
-  for (const auto& [name, property] : schema["properties"].items())
+  for (const auto& [name, property] : schema["properties"].items()) {
     parameters.push_back({name, property, std::ranges::find(required, Schema(name)) != required.end()});
+    // A property is compiled by itself, and may refer to these.
+    Schema& own = parameters.back().schema;
+    for (const char* shared : {"$defs", "definitions"})
+      if (own.is_object() && !own.contains(shared) && schema.contains(shared)) own[shared] = schema[shared];
+  }
   return parameters;
 }
 
@@ -104,7 +111,8 @@ class AnswerWriter {
     if (format.open.empty()) return builder_.nothing();
     const std::array closes = {format.close};
     const Expr rest = sequence({builder_.text_without(closes), written(format.close), space()});
-    return rules_.starts_in_thoughts ? rest : builder_.optional(sequence({space(), written(format.open), rest}));
+    if (rules_.starts_in_thoughts) return rest;
+    return !rules_.may_think ? builder_.nothing() : builder_.optional(sequence({space(), written(format.open), rest}));
   }
 
   Expr section(Expr call) {
@@ -118,13 +126,21 @@ class AnswerWriter {
   bool by_schema(const Tool& tool) const { return demanded_ || tool.strict; }
 
   Result<Expr> json_arguments(const Tool& tool) {
-    const bool any = !by_schema(tool) || !tool.parameters.is_object();
-    return schema_(builder_, any ? Schema({{"type", "object"}}) : tool.parameters);
+    if (!by_schema(tool)) return schema_(builder_, Schema({{"type", "object"}}));
+    if (!tool.parameters.is_object()) return builder_.literal("{}");
+    return schema_(builder_, tool.parameters);
   }
 
   Expr id() {
     constexpr std::array kLetters = {CharRange{U'0', U'9'}, CharRange{U'A', U'Z'}, CharRange{U'a', U'z'}};
     return builder_.repeat(builder_.one_of(kLetters), 9, 9);
+  }
+
+  Expr named_ids(const Tool& tool) {
+    constexpr std::array kDigits = {CharRange{U'0', U'9'}};
+    std::string start = named_id(tool.name, 0);
+    start.pop_back();
+    return sequence({builder_.literal(start), builder_.repeat(builder_.one_of(kDigits), 1, 3)});
   }
 
   Result<Expr> call(const Tool& tool) {
@@ -133,20 +149,21 @@ class AnswerWriter {
       case Shape::kNone: return builder_.never();
       case Shape::kObject: return object(tool);
       case Shape::kNamed: {
+        const Expr named = calls_.name_in_id ? named_ids(tool) : name;
         KVASIR_ASSIGN_OR_RETURN(const Expr arguments, json_arguments(tool));
         const Expr id_part = calls_.after_id.empty() ? builder_.nothing() : sequence({id(), written(calls_.after_id)});
-        return sequence({name, written(calls_.after_name), id_part, arguments});
+        return sequence({named, written(calls_.after_name), id_part, arguments});
       }
       case Shape::kTagged: {
         KVASIR_ASSIGN_OR_RETURN(const Expr arguments, tagged(tool));
         return sequence({name, written(calls_.after_name), arguments});
       }
       case Shape::kPython: {
-        KVASIR_ASSIGN_OR_RETURN(const Expr arguments, listed(tool, ", ", "="));
+        KVASIR_ASSIGN_OR_RETURN(const Expr arguments, listed(tool.parameters, 0));
         return sequence({name, builder_.literal("("), arguments, builder_.literal(")")});
       }
       case Shape::kGemma: {
-        KVASIR_ASSIGN_OR_RETURN(const Expr arguments, listed(tool, ",", ":"));
+        KVASIR_ASSIGN_OR_RETURN(const Expr arguments, listed(tool.parameters, 0));
         return sequence({name, builder_.literal("{"), arguments, builder_.literal("}")});
       }
     }
@@ -172,34 +189,27 @@ class AnswerWriter {
     return builder_.sequence(parts);
   }
 
-  static bool is_text(const Schema& schema) {
-    return schema.is_object() && schema.contains("type") && schema["type"] == "string";
-  }
-
-  // Text between marks instead of quotation marks. An enumeration is its texts.
-  Expr bare_text(const Schema& schema, const std::string& end) {
-    if (const auto values = schema.find("enum"); values != schema.end() && values->is_array()) {
-      std::vector<Expr> texts;
-      for (const Schema& value : *values)
-        if (value.is_string()) texts.push_back(builder_.literal(value.get<std::string>()));
-      return texts.empty() ? builder_.never() : builder_.choice(texts);
-    }
-    const std::array ends = {end};
-    return builder_.text_without(ends);
+  // Text between marks in place of quotation marks, without escapes.
+  Result<Expr> bare_text(const Schema& schema, const std::string& end) {
+    JsonText text = JsonText::bare(builder_, end);
+    Result<Expr> expr = json_schema(text, schema);
+    return expr.ok() ? expr : Result<Expr>(Status(expr.status()).about({"tools"}));
   }
 
   Result<Expr> tagged(const Tool& tool) {
     const std::string end(trimmed(calls_.value_close));
     std::vector<Expr> all;
-    for (const Parameter& parameter : parameters_of(tool)) {
-      const bool text = is_text(parameter.schema) || !by_schema(tool);
+    for (const Parameter& parameter : parameters_of(tool.parameters)) {
+      const bool text = wanted_by(parameter.schema) == WantedValue::kText;
       Expr value;
-      if (text) {
-        value = bare_text(by_schema(tool) ? parameter.schema : Schema::object(), end);
+      if (!by_schema(tool)) {
+        value = builder_.text_without(std::array{end});
+      } else if (text) {
+        KVASIR_ASSIGN_OR_RETURN(value, bare_text(parameter.schema, end));
       } else {
         KVASIR_ASSIGN_OR_RETURN(value, schema_(builder_, parameter.schema));
       }
-      const bool as_text = is_text(parameter.schema) || calls_.string_open == calls_.other_open;
+      const bool as_text = text || calls_.string_open == calls_.other_open;
       const Expr one =
           sequence({written(calls_.key_open), builder_.literal(parameter.name),
                     written(as_text ? calls_.string_open : calls_.other_open), value, written(calls_.value_close)});
@@ -210,11 +220,11 @@ class AnswerWriter {
                            : builder_.repeat(builder_.choice(all), 0, static_cast<int>(all.size()));
   }
 
-  // A list key SIGN value, COMMA, ... in the order of the schema, or by name for Gemma.
-  Result<Expr> listed(const Tool& tool, std::string_view comma, std::string_view sign) {
-    std::vector<Parameter> parameters = parameters_of(tool);
+  // Python: key=value, key=value in the order of the schema. Gemma: key:value,key:value by name.
+  Result<Expr> listed(const Schema& schema, int depth) {
+    std::vector<Parameter> parameters = parameters_of(schema);
     if (parameters.size() > kMostProperties)
-      return invalid_argument("the tool \"{}\" has more than {} parameters", tool.name, kMostProperties)
+      return invalid_argument("a tool or an object among its parameters has more than {} properties", kMostProperties)
           .about({"tools"});
     const bool gemma = calls_.shape == Shape::kGemma;
     if (gemma) std::ranges::stable_sort(parameters, {}, &Parameter::name);
@@ -222,9 +232,10 @@ class AnswerWriter {
     Expr first = builder_.nothing(), later = builder_.nothing();
     for (auto parameter = parameters.rbegin(); parameter != parameters.rend(); ++parameter) {
       KVASIR_ASSIGN_OR_RETURN(const Expr value,
-                              gemma ? gemma_value(parameter->schema, 0) : schema_(builder_, parameter->schema));
-      const Expr one = sequence({builder_.literal(parameter->name + std::string(sign)), value, shared(later)});
-      const Expr next = sequence({builder_.literal(comma), one});
+                              gemma ? gemma_value(parameter->schema, depth) : schema_(builder_, parameter->schema));
+      const Expr key = builder_.literal(parameter->name + (gemma ? ":" : "="));
+      const Expr one = sequence({key, value, shared(later)});
+      const Expr next = sequence({builder_.literal(gemma ? "," : ", "), one});
       first = parameter->required ? one : builder_.choice(std::array{one, shared(first)});
       later = parameter->required ? next : builder_.choice(std::array{next, shared(later)});
     }
@@ -238,14 +249,34 @@ class AnswerWriter {
     return builder_.call(rule);
   }
 
+  // Values that Gemma's notation does not tell by their schema are JSON.
   Result<Expr> gemma_value(const Schema& schema, int depth) {
-    const Expr quote = builder_.token(kQuote);
-    if (is_text(schema)) return sequence({quote, bare_text(schema, std::string(kQuote)), quote});
-    const bool list = schema.is_object() && schema.contains("type") && schema["type"] == "array";
-    if (!list || depth > 8) return schema_(builder_, schema);
-    KVASIR_ASSIGN_OR_RETURN(const Expr item, gemma_value(schema.value("items", Schema::object()), depth + 1));
-    const Expr more = builder_.repeat(sequence({builder_.literal(","), item}), 0, Builder::kUnbounded);
-    return sequence({builder_.literal("["), builder_.optional(sequence({item, more})), builder_.literal("]")});
+    if (wanted_by(schema) == WantedValue::kText) {
+      const Expr quote = builder_.token(kQuote);
+      KVASIR_ASSIGN_OR_RETURN(const Expr text, bare_text(schema, std::string(kQuote)));
+      return sequence({quote, text, quote});
+    }
+    const bool simple = schema.is_object() && depth <= kDeepestGemma && schema.contains("type");
+    if (simple && schema["type"] == "array" && has_only(schema, {"type", "items"})) {
+      KVASIR_ASSIGN_OR_RETURN(const Expr item, gemma_value(schema.value("items", Schema::object()), depth + 1));
+      const Expr more = builder_.repeat(sequence({builder_.literal(","), item}), 0, Builder::kUnbounded);
+      return sequence({builder_.literal("["), builder_.optional(sequence({item, more})), builder_.literal("]")});
+    }
+    if (simple && schema["type"] == "object" && !parameters_of(schema).empty() &&
+        has_only(schema, {"type", "properties", "required", "additionalProperties"})) {
+      KVASIR_ASSIGN_OR_RETURN(const Expr members, listed(schema, depth + 1));
+      return sequence({builder_.literal("{"), members, builder_.literal("}")});
+    }
+    return schema_(builder_, schema);
+  }
+
+  // Whether a schema has none but these keywords, annotations and definitions.
+  static bool has_only(const Schema& schema, std::initializer_list<std::string_view> keywords) {
+    constexpr std::array<std::string_view, 4> kOthers = {"description", "title", "$defs", "definitions"};
+    for (const auto& [key, value] : schema.items())
+      if (std::ranges::find(kOthers, key) == kOthers.end() && std::ranges::find(keywords, key) == keywords.end())
+        return false;
+    return true;
   }
 
   // --- gpt-oss
@@ -258,12 +289,17 @@ class AnswerWriter {
   }
 
   Expr channels(const std::vector<Expr>& calls) {
+    // The parser ends a message at these.
+    const std::array<std::string, 5> ends_of_messages = {"<|end|>", "<|call|>", "<|return|>", "<|start|>",
+                                                         "<|channel|>"};
+    const Expr text = builder_.text_without(ends_of_messages);
     const Expr thought =
-        sequence({written("<|channel|>analysis<|message|>"), text(), written("<|end|><|start|>assistant")});
-    const Expr said = sequence({written("<|channel|>final<|message|>"), content()});
+        sequence({written("<|channel|>analysis<|message|>"), text, written("<|end|><|start|>assistant")});
+    const Expr said = sequence({written("<|channel|>final<|message|>"), content_ ? *content_ : text});
     std::vector<Expr> ends = calls;
     if (!demanded_) ends.push_back(said);
-    return sequence({builder_.optional(thought), builder_.choice(ends)});
+    const Expr first = rules_.may_think ? builder_.optional(thought) : builder_.nothing();
+    return sequence({first, builder_.choice(ends)});
   }
 
   Builder& builder_;
@@ -292,8 +328,8 @@ Result<std::shared_ptr<const Grammar>> compile_answer(const GrammarCompiler& com
     return compiler.compile(*options.grammar);
   }
   // The model, its template and these decide the grammar.
-  std::string key = fmt::format("answer {} {} {} {}\n{}\n", static_cast<int>(options.tool_choice), options.tool_name,
-                                rules->most_calls, rules->starts_in_thoughts, options.tools);
+  std::string key = fmt::format("answer {} {} {} {} {}\n{}\n", static_cast<int>(options.tool_choice), options.tool_name,
+                                rules->most_calls, rules->starts_in_thoughts, rules->may_think, options.tools);
   for (const auto& [name, value] : options.template_arguments) key += fmt::format("{}={}\n", name, value);
   if (options.grammar) key += grammar::key_of(*options.grammar);
   return compiler.compile(std::move(key), [&](grammar::Builder& builder) -> Result<grammar::Expr> {
@@ -301,7 +337,7 @@ Result<std::shared_ptr<const Grammar>> compile_answer(const GrammarCompiler& com
     if (options.grammar) {
       KVASIR_ASSIGN_OR_RETURN(demand.content, read_source(builder, *options.grammar));
     }
-    grammar::JsonText json(builder, grammar::JsonSpace::kBounded);
+    JsonText json(builder, grammar::JsonSpace::kBounded);
     return answer_grammar(builder, *rules, demand, [&json](grammar::Builder&, const nlohmann::ordered_json& schema) {
       Result<grammar::Expr> expr = grammar::json_schema(json, schema);
       return expr.ok() ? expr : Result<grammar::Expr>(Status(expr.status()).about({"tools"}));

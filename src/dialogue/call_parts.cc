@@ -44,17 +44,24 @@ std::string_view behind_name(const CallFormat& calls) {
   return calls.shape == CallFormat::Shape::kGemma ? "{" : std::string_view(calls.after_name);
 }
 
+WantedValue wanted_by(const nlohmann::ordered_json& schema) {
+  if (!schema.is_object()) return WantedValue::kAny;
+  const auto type = schema.find("type");
+  if (type != schema.end() && type->is_string()) return *type == "string" ? WantedValue::kText : WantedValue::kOther;
+  const auto is_text = [](const auto& value) { return value.is_string(); };
+  if (const auto value = schema.find("const"); value != schema.end())
+    return is_text(*value) ? WantedValue::kText : WantedValue::kAny;
+  const auto values = schema.find("enum");
+  const bool all = values != schema.end() && values->is_array() && std::ranges::all_of(*values, is_text);
+  return all ? WantedValue::kText : WantedValue::kAny;
+}
+
 WantedValue wanted_of(const Tool& tool, const std::string& parameter) {
   const nlohmann::ordered_json& schema = tool.parameters;
   if (!schema.is_object() || !schema.contains("properties") || !schema["properties"].is_object())
     return WantedValue::kAny;
   const auto property = schema["properties"].find(parameter);
-  if (property == schema["properties"].end() || !property->is_object()) return WantedValue::kAny;
-  const auto type = property->find("type");
-  if (type != property->end() && type->is_string()) return *type == "string" ? WantedValue::kText : WantedValue::kOther;
-  if (const auto values = property->find("enum"); values != property->end() && values->is_array())
-    if (std::ranges::all_of(*values, [](const auto& value) { return value.is_string(); })) return WantedValue::kText;
-  return WantedValue::kAny;
+  return property == schema["properties"].end() ? WantedValue::kAny : wanted_by(*property);
 }
 
 ValueOpening find_value(const CallFormat& calls, std::string_view text) {
@@ -74,6 +81,22 @@ ValueOpening find_value(const CallFormat& calls, std::string_view text) {
 
 std::string value_end(const CallFormat& calls) {
   return std::string(trimmed_right(calls.value_close));
+}
+
+const Tool* tool_of_id(const AnswerRules& rules, std::string_view id) {
+  constexpr std::string_view kFunctions = "functions.";
+  if (id.starts_with(kFunctions)) id.remove_prefix(kFunctions.size());
+  return rules.find_tool(id.substr(0, id.rfind(':')));
+}
+
+std::size_t certain_bytes(std::string_view value, std::string_view close) {
+  const std::string_view mark = trimmed(close), space = close.substr(0, close.size() - mark.size());
+  std::size_t kept = std::max(partial_marker(value, mark), partial_marker(value, close));
+  if (kept == 0 && !space.empty() && value.ends_with(space)) kept = space.size();
+  if (value.substr(0, value.size() - kept).ends_with(space)) kept += space.size();
+  std::size_t size = value.size() - std::min(kept, value.size());
+  while (size > 0 && (static_cast<unsigned char>(value[size - 1]) & 0x80) != 0) --size;
+  return size;
 }
 
 bool continues_name(char c) {

@@ -30,8 +30,9 @@ bool is_bracketed(CallFormat::Shape shape);
 // Returns what stands behind a call's name.
 std::string_view behind_name(const CallFormat& calls);
 
-// What a tool's schema says of a parameter's value.
+// What a schema says of a value: its type, or its constants if they are all text; and a tool's schema of a parameter.
 enum class WantedValue { kText, kOther, kAny };
+WantedValue wanted_by(const nlohmann::ordered_json& schema);
 WantedValue wanted_of(const Tool& tool, const std::string& parameter);
 
 // Where a value of CallFormat::Shape::kTagged begins: behind its key, `size` bytes of which `at` are the key, and
@@ -47,6 +48,14 @@ ValueOpening find_value(const CallFormat& calls, std::string_view text);
 
 // Returns what ends a value: white space before the mark is the format's, white space behind it is not looked at.
 std::string value_end(const CallFormat& calls);
+
+// Returns the tool that an id names as CallFormat::name_in_id has it; also without "functions." or a number. Null:
+// none.
+const Tool* tool_of_id(const AnswerRules& rules, std::string_view id);
+
+// Returns how many bytes of an unfinished value are its own, whatever follows: without what may be the start of `close`
+// and without a character that is not complete.
+std::size_t certain_bytes(std::string_view value, std::string_view close);
 
 // Whether a tool's name may go on with this character.
 bool continues_name(char c);

@@ -94,24 +94,32 @@ class ChannelParser final : public AnswerParser {
   }
 
   bool read_body() {
-    std::size_t at = std::string::npos, partial = 0;
-    std::string_view found;
-    for (const std::string_view end : kEnds) {
-      const std::size_t here = buffer_.find(end);
-      if (here < at) {
-        at = here;
-        found = end;
-      }
-      partial = std::max(partial, partial_marker(buffer_, end));
+    for (std::size_t i = 0; i < buffer_.size(); ++i) {
+      const std::string_view rest = std::string_view(buffer_).substr(i);
+      if (rest[0] == '<' && !quoted_)
+        for (const std::string_view end : kEnds) {
+          if (rest.starts_with(end)) {
+            say(take(i));
+            if (end != kStart && end != kChannel) take(end.size());
+            end_body();
+            return true;
+          }
+          if (!ending_ && end.starts_with(rest)) {
+            say(take(i));
+            return false;
+          }
+        }
+      if (is_call_) follow(rest[0]);
     }
-    if (at == std::string::npos) {
-      say(take(buffer_.size() - (ending_ ? 0 : partial)));
-      return false;
-    }
-    say(take(at));
-    if (found != kStart && found != kChannel) take(found.size());
-    end_body();
-    return true;
+    say(take(buffer_.size()));
+    return false;
+  }
+
+  // Follows the quotation marks of arguments: a mark inside a string of them ends nothing.
+  void follow(char c) {
+    const bool plain = !std::exchange(escaped_, false);
+    if (plain && c == '\\') escaped_ = quoted_;
+    if (plain && c == '"') quoted_ = !quoted_;
   }
 
   void say(std::string_view text) {
@@ -121,7 +129,7 @@ class ChannelParser final : public AnswerParser {
   }
 
   void end_body() {
-    in_body_ = false;
+    in_body_ = quoted_ = escaped_ = false;
     if (is_call_) events_.end(raw_);
     is_call_ = false;
   }
@@ -138,6 +146,7 @@ class ChannelParser final : public AnswerParser {
   std::string raw_;  // of the message under way, if that is a call
   AnswerPiece::Kind kind_ = AnswerPiece::Kind::kContent;
   bool in_body_ = false, is_call_ = false, ending_ = false;
+  bool quoted_ = false, escaped_ = false;  // the call's arguments go on within a string, behind a backslash
 };
 
 }  // namespace

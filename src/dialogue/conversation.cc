@@ -1,6 +1,7 @@
 #include "dialogue/conversation.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "base/status.h"
@@ -51,6 +52,22 @@ Result<ChatPrompt> rendered(const ChatTemplate& chat, const std::vector<Message>
                                      : chat.render(messages, end == PromptEnd::kOpen);
 }
 
+// Gives calls ids that name their tools, and results the ids of their calls. What a conversation begins with is written
+// alike however it goes on.
+void name_in_ids(std::vector<Message>& messages) {
+  std::map<std::string, std::string> renamed;
+  std::size_t number = 0;
+  for (Message& message : messages) {
+    for (ToolCall& call : message.tool_calls) {
+      const std::string id = is_named_id(call.id, call.name) ? call.id : named_id(call.name, number);
+      renamed.insert_or_assign(std::exchange(call.id, id), id);
+      ++number;
+    }
+    if (const auto found = renamed.find(message.tool_call_id); found != renamed.end())
+      message.tool_call_id = found->second;
+  }
+}
+
 std::string_view last_own_text(const ChatPrompt& prompt) {
   if (prompt.segments.empty() || !prompt.segments.back().parse_special) return {};
   return prompt.segments.back().text;
@@ -76,6 +93,7 @@ const AnswerFormat& FormatCache::get(const ChatTemplate& chat, const Vocabulary&
 
 std::vector<Message> written_out(std::vector<Message> messages, std::string_view tools, const AnswerFormat& format,
                                  bool in_user) {
+  if (format.calls.name_in_id) name_in_ids(messages);
   std::vector<Message> written;
   bool results = false;  // the newest message holds results
   for (Message& message : messages) {
@@ -120,6 +138,12 @@ Result<Conversation> write_conversation(const ChatTemplate& chat, const Vocabula
   const bool parses = chat.failure().ok();
   const AnswerFormat none;
   const AnswerFormat& format = parses ? cache.get(chat, vocabulary) : none;
+  if (!tools.empty() && format.unknown_calls)
+    return unsupported(
+               "the model's chat template writes calls of tools in a form that Kvasir does not know; leave 'tools' "
+               "out, or "
+               "serve the model with another template (--chat-template)")
+        .about({"tools"});
   std::vector<std::pair<std::string, std::string>> arguments = options.template_arguments;
   if (options.thinking != Thinking::kAuto)
     for (const char* name : {"enable_thinking", "thinking"})
@@ -147,6 +171,7 @@ Result<Conversation> write_conversation(const ChatTemplate& chat, const Vocabula
   if (options.thinking == Thinking::kOff) close_thoughts(format.thoughts, conversation.prompt);
   if (!thinks && tools.empty()) return conversation;
   AnswerRules rules = {format, std::move(tools), opens_thoughts(format.thoughts, last_own_text(conversation.prompt))};
+  rules.may_think = options.thinking != Thinking::kOff;
   rules.most_calls = options.parallel_tool_calls ? AnswerRules::kMostCalls : 1;
   conversation.rules = std::make_shared<const AnswerRules>(std::move(rules));
   return conversation;

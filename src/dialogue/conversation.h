@@ -38,9 +38,9 @@ struct Conversation {
 Result<Conversation> write_conversation(const ChatTemplate& chat, const Vocabulary& vocabulary, FormatCache& cache,
                                         const RequestOptions& options);
 
-// Replaces what the template does not write: describes the tools in the system message (`in_user`: in the first
-// message of the user), and turns calls into contents and results into messages of the user. `tools`: JSON, may be
-// empty.
+// Replaces what the template does not write, and ids that must name their tools: describes the tools in the system
+// message (`in_user`: in the first message of the user), and turns calls into contents and results into messages of the
+// user. `tools`: JSON, may be empty.
 std::vector<Message> written_out(std::vector<Message> messages, std::string_view tools, const AnswerFormat& format,
                                  bool in_user);
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "chat/stand_in.h"
+#include "dialogue/call_parts.h"
 #include "dialogue/literal.h"
 
 namespace kvasir {
@@ -70,8 +71,15 @@ class FormatFinder {
     format_.writes_tools = has(rendered({question()}, true), "kvasirdescribed");
     find_thoughts();
     if (form.writes_calls) find_calls();
-    format_.writes_calls = format_.calls.shape != Shape::kNone || (format_.channels && form.writes_calls);
-    if (format_.calls.shape == Shape::kNone && !format_.channels) guess_calls();
+    // A name alone begins too many texts to tell a call by it.
+    if (const Shape shape = format_.calls.shape;
+        !format_.channels && (shape == Shape::kNamed || shape == Shape::kTagged) && !has_mark(format_.calls)) {
+      format_.calls = {};
+      format_.unknown_calls = true;
+    }
+    format_.writes_calls =
+        format_.calls.shape != Shape::kNone || ((format_.channels || format_.unknown_calls) && form.writes_calls);
+    if (format_.calls.shape == Shape::kNone && !format_.channels && !format_.unknown_calls) guess_calls();
     format_.short_ids = form.writes_calls && needs_short_ids();
     return format_;
   }
@@ -182,13 +190,16 @@ class FormatFinder {
   void find_calls() {
     const std::string one = answer_in(rendered({question(), calling(1)}, false));
     const std::string two = answer_in(rendered({question(), calling(2)}, false));
-    std::optional<Call> call = call_in(one, 0, kTool);
-    if (!call) return;
+    std::optional<Call> call = call_in(one, 0, kTool, kFirstId);
+    if (!call) {
+      format_.unknown_calls = !format_.channels && has(one, kFirstKey);
+      return;
+    }
     CallFormat& calls = format_.calls = call->format;
     const std::string_view before = without_thoughts(std::string_view(one).substr(0, call->begin));
     const std::string_view behind = std::string_view(one).substr(call->end);
-    const std::optional<Call> first = call_in(two, 0, kTool);
-    const std::optional<Call> second = first ? call_in(two, first->end, kOtherTool) : std::nullopt;
+    const std::optional<Call> first = call_in(two, 0, kTool, kFirstId);
+    const std::optional<Call> second = first ? call_in(two, first->end, kOtherTool, kSecondId) : std::nullopt;
     if (!second) {
       calls.single = true;
       calls.open = before;
@@ -218,10 +229,12 @@ class FormatFinder {
     std::size_t begin = 0, end = 0;
   };
 
-  static std::optional<Call> call_in(const std::string& text, std::size_t from, std::string_view tool) {
+  static std::optional<Call> call_in(const std::string& text, std::size_t from, std::string_view tool,
+                                     std::string_view id) {
     const std::size_t name = text.find(tool, from);
     const std::size_t key = text.find(kFirstKey, from);
-    if (name == std::string::npos || key == std::string::npos) return std::nullopt;
+    if (key == std::string::npos) return std::nullopt;
+    if (name == std::string::npos) return named_by_id(text, from, id, key);
     if (const auto arguments = json_around(text, from, key)) {
       for (std::size_t open = text.find('{', from); open < name; open = text.find('{', open + 1))
         if (auto call = object_at(text, open, tool)) return call;
@@ -242,6 +255,18 @@ class FormatFinder {
     if (text[end] == '(') return bracketed(text, name, end, Shape::kPython);
     if (text[end] == '{') return bracketed(text, name, end, Shape::kGemma);
     return tagged(text, name, end, key);
+  }
+
+  static std::optional<Call> named_by_id(const std::string& text, std::size_t from, std::string_view id,
+                                         std::size_t key) {
+    const std::size_t at = text.find(id, from);
+    const auto arguments = json_around(text, from, key);
+    if (at == std::string::npos || !arguments || arguments->first < at + id.size()) return std::nullopt;
+    Call call = {{}, at, arguments->second};
+    call.format.shape = Shape::kNamed;
+    call.format.name_in_id = true;
+    call.format.after_name = text.substr(at + id.size(), arguments->first - at - id.size());
+    return trimmed(call.format.after_name).empty() ? std::nullopt : std::optional(call);
   }
 
   // Returns the object of the arguments: the innermost JSON around the first key.
@@ -328,6 +353,16 @@ class FormatFinder {
     };
     CallFormat& calls = format_.calls;
     calls = {};
+    if (known("<|tool_calls_section_begin|>")) {  // Kimi K2
+      calls.shape = Shape::kNamed;
+      calls.name_in_id = true;
+      calls.section_open = "<|tool_calls_section_begin|>";
+      calls.open = "<|tool_call_begin|>";
+      calls.after_name = "<|tool_call_argument_begin|>";
+      calls.close = "<|tool_call_end|>";
+      calls.section_close = "<|tool_calls_section_end|>";
+      return;
+    }
     if (known("<|tool_call_start|>")) {  // LFM2
       calls.shape = Shape::kPython;
       calls.section_open = "<|tool_call_start|>[";

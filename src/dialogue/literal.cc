@@ -1,11 +1,12 @@
 #include "dialogue/literal.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "text/utf8.h"
+#include "jinja/text.h"
 
 namespace kvasir {
 namespace {
@@ -160,6 +161,16 @@ class LiteralReader {
         return size;
       }
     }
+    // Python's own, which its repr() writes for characters that cannot be printed.
+    if (const std::size_t digits = rest.front() == 'x' ? 2 : rest.front() == 'U' ? 8 : 0; digits > 0) {
+      std::uint32_t code = 0;
+      const char* begin = rest.data() + 1;
+      const auto [end, error] = std::from_chars(begin, begin + std::min(digits, rest.size() - 1), code, 16);
+      if (error == std::errc() && end == begin + digits && code <= 0x10FFFF && (code < 0xD800 || code > 0xDFFF)) {
+        jinja::append_utf8(&text, code);
+        return 1 + digits;
+      }
+    }
     text += '\\';
     text += rest.front();
     return 1;
@@ -279,7 +290,7 @@ std::size_t find_closing(std::string_view text, bool gemma) {
       const std::size_t end = text.find(kGemmaQuote, i + kGemmaQuote.size());
       if (end == std::string_view::npos) return end;
       i = end + kGemmaQuote.size() - 1;
-    } else if (!gemma && (c == '"' || c == '\'')) {
+    } else if (c == '"' || (!gemma && c == '\'')) {
       for (++i; i < text.size() && text[i] != c; ++i)
         if (text[i] == '\\') ++i;
       if (i >= text.size()) return std::string_view::npos;

@@ -25,7 +25,7 @@ std::string gemma_literal(const nlohmann::ordered_json& value);
 std::optional<nlohmann::ordered_json> parse_value(std::string_view text);
 
 // Returns the offset behind the bracket that closes the one `text` begins with, skipping strings; npos if it is not
-// there. `gemma`: strings stand between <|"|>; else between quotation marks.
+// there. Strings stand between quotation marks, of Python (`gemma` is false), or of JSON and <|"|>.
 std::size_t find_closing(std::string_view text, bool gemma);
 
 }  // namespace kvasir

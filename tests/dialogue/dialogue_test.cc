@@ -1,6 +1,7 @@
 // How templates write answers, and answers read in pieces.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <fstream>
 #include <iterator>
 
@@ -54,6 +55,7 @@ constexpr Family kFamilies[] = {{"hermes", Shape::kObject, false, true},
                                 {"phi-4", Shape::kObject},
                                 {"glm", Shape::kTagged, false, true},
                                 {"deepseek", Shape::kNamed},
+                                {"kimi-k2", Shape::kNamed, false, true},
                                 {"minimax", Shape::kTagged}};
 
 // Reads a text cut at every byte, and byte by byte; returns what every reading gives.
@@ -253,6 +255,92 @@ TEST(Dialogue, ToolsReachTemplatesThatKnowNone) {
   }
 }
 
+// Calls without a mark cannot be told from text: a request with tools is refused, one without is answered.
+TEST(Dialogue, ToolsOfATemplateWithUnknownCallsAreRefused) {
+  const std::string sources[] = {
+      source_of("functionary"),
+      // Arguments as lines of their own, with nothing around a value.
+      "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for call in m.tool_calls or [] %}<call>"
+      "{{ call.function.name }}{% for key, value in call.function.arguments | items %} {{ key }} {{ value }}"
+      "{% endfor %}</call>{% endfor %}<|im_end|>\n{% endfor %}"
+      "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"};
+  for (const std::string& source : sources) {
+    const Vocabulary vocabulary = test::dialogue_vocabulary();
+    const auto chat = make_chat_template(vocabulary, {.source = source});
+    ASSERT_TRUE(chat.ok());
+    FormatCache cache;
+    RequestOptions options;
+    options.messages = {kQuestion};
+    options.tools = test::kTools;
+    const auto refused = write_conversation(**chat, vocabulary, cache, options);
+    ASSERT_FALSE(refused.ok()) << source;
+    EXPECT_EQ(refused.status().code(), StatusCode::kUnsupported);
+    EXPECT_EQ(refused.status().settings().front(), "tools");
+    options.tool_choice = ToolChoice::kNone;
+    EXPECT_TRUE(write_conversation(**chat, vocabulary, cache, options).ok());
+    options.tools.clear();
+    options.messages = {kQuestion, calling({kOne})};
+    const auto history = write_conversation(**chat, vocabulary, cache, options);
+    ASSERT_TRUE(history.ok()) << history.status().message();
+    EXPECT_NE(history->prompt.text().find("get_weather"), std::string::npos) << history->prompt.text();
+  }
+}
+
+// Kimi's ids name the tools: those of other servers are replaced, in calls and results, and stay as they are later on.
+TEST(Dialogue, IdsNameTheirToolsWhereTheTemplateWritesOnlyThese) {
+  const Vocabulary vocabulary = test::dialogue_vocabulary();
+  const auto chat = make_chat_template(vocabulary, {.source = source_of("kimi-k2")});
+  ASSERT_TRUE(chat.ok());
+  FormatCache cache;
+  RequestOptions options;
+  Message result = {"tool", "sunny"};
+  result.tool_call_id = kOne.id;
+  ToolCall own = kTwo;
+  own.id = "functions.get_weather_map:7";
+  options.messages = {kQuestion, calling({kOne}), result, calling({own})};
+  options.tools = test::kTools;
+  const auto conversation = write_conversation(**chat, vocabulary, cache, options);
+  ASSERT_TRUE(conversation.ok()) << conversation.status().message();
+  const std::string text = conversation->prompt.text();
+  EXPECT_NE(text.find("<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"), std::string::npos);
+  EXPECT_NE(text.find("## Return of functions.get_weather:0\n"), std::string::npos);
+  EXPECT_NE(text.find("<|tool_call_begin|>functions.get_weather_map:7<"), std::string::npos);
+  EXPECT_EQ(text.find(kOne.id), std::string::npos);
+
+  const test::Dialogue dialogue(source_of("kimi-k2"));
+  const std::string call = "<|tool_call_begin|>functions.get_weather:3<|tool_call_argument_begin|>{}<|tool_call_end|>";
+  const Answer got =
+      read(*dialogue.form(), "<|tool_calls_section_begin|>" + call + call + "<|tool_calls_section_end|>");
+  ASSERT_EQ(got.calls.size(), 2u);
+  EXPECT_EQ(got.calls[0].id, "functions.get_weather:3");
+  EXPECT_NE(got.calls[1].id, got.calls[0].id);
+  const Answer unknown = read(*dialogue.form(),
+                              "<|tool_calls_section_begin|><|tool_call_begin|>functions.none:0"
+                              "<|tool_call_argument_begin|>{}<|tool_call_end|>");
+  EXPECT_TRUE(unknown.calls.empty());
+}
+
+// The first template of Kimi K2 writes tools, but no calls: what it knows is told by the vocabulary.
+TEST(Dialogue, KimisCallsAreToldByItsTokens) {
+  Vocabulary vocabulary = test::dialogue_vocabulary();
+  for (const char* piece : {"<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
+                            "<|tool_call_argument_begin|>", "<|tool_call_end|>"}) {
+    vocabulary.pieces.emplace_back(piece);
+    vocabulary.scores.push_back(0);
+    vocabulary.kinds.push_back(TokenKind::kControl);
+  }
+  const auto chat = make_chat_template(
+      vocabulary,
+      {.source = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_{{ m.role }}|>"
+                 "{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_assistant|>{% endif %}"});
+  ASSERT_TRUE(chat.ok());
+  const AnswerFormat format = find_format(**chat, vocabulary);
+  const AnswerFormat rendered = test::Dialogue(source_of("kimi-k2")).format;
+  EXPECT_FALSE(format.writes_calls);
+  EXPECT_TRUE(format.calls.name_in_id && rendered.calls.name_in_id);
+  EXPECT_EQ(written_calls(format.calls, std::array{kOne, kTwo}), written_calls(rendered.calls, std::array{kOne, kTwo}));
+}
+
 TEST(Dialogue, ThinkingIsSwitchedOff) {
   const Vocabulary vocabulary = test::dialogue_vocabulary();
   const std::string own = source_of("hermes"), none =
@@ -286,6 +374,8 @@ TEST(Dialogue, ToolsThatCannotBeReadAreNamed) {
 TEST(Dialogue, LiteralsAreReadAsTheirNotationsSay) {
   EXPECT_EQ(spaced_json(*parse_python_arguments(R"(a='it\'s', b=[1, True, None], c={"k": (1.5, "\u00e9")})")),
             R"({"a": "it's", "b": [1, true, null], "c": {"k": [1.5, "é"]}})");
+  EXPECT_EQ(*parse_python_arguments(R"(a='\x0c\xe9\U0001f600', b='\xg \U00110000 \ud83d')"),
+            nlohmann::ordered_json({{"a", "\f\u00e9\U0001F600"}, {"b", R"(\xg \U00110000 \ud83d)"}}));
   EXPECT_FALSE(parse_python_arguments("a=1, 2").has_value());
   EXPECT_FALSE(parse_python_arguments("a=[1").has_value());
   EXPECT_EQ(spaced_json(*parse_gemma_literal(R"({a:<|"|>x } "y"<|"|>,b:[1,true],c:{d:null}})")),

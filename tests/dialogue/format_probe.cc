@@ -4,6 +4,7 @@
 #include <iostream>
 #include <iterator>
 
+#include "dialogue/conversation.h"
 #include "dialogue/round_trip.h"
 
 namespace {
@@ -20,7 +21,10 @@ Message call(std::vector<ToolCall> calls, std::string content = "", std::string 
 
 std::string trip(const test::Dialogue& dialogue, const Message& answer) {
   const Message question = {"user", "What is the weather?"};
-  const auto text = dialogue.generated(question, answer);
+  const auto written = [&](const Message& message) {
+    return dialogue.generated(question, written_out({message}, "", dialogue.format, false).front());
+  };
+  const auto text = written(answer);
   if (!text) return "refused";
   const auto form = dialogue.form();
   Answer whole = test::answer_of(test::pieces_of(*form, *text, text->size() + 1));
@@ -31,8 +35,7 @@ std::string trip(const test::Dialogue& dialogue, const Message& answer) {
   if (whole.calls.size() != answer.tool_calls.size()) return "reads " + test::shown(whole) + " from " + *text;
   Message again = call(whole.calls, whole.content, whole.reasoning);
   for (std::size_t i = 0; i < again.tool_calls.size(); ++i) again.tool_calls[i].id = answer.tool_calls[i].id;
-  if (dialogue.generated(question, again) != text)
-    return "written again: " + dialogue.generated(question, again).value_or("-") + " not " + *text;
+  if (written(again) != text) return "written again: " + written(again).value_or("-") + " not " + *text;
   return "ok";
 }
 

@@ -46,13 +46,14 @@ struct Dialogue {
   Vocabulary vocabulary = dialogue_vocabulary();
   std::unique_ptr<ChatTemplate> chat;  // with the tools
   AnswerFormat format;
+  std::string tools;
 
-  explicit Dialogue(std::string source) {
+  explicit Dialogue(std::string source, std::string_view of_tools = kTools) : tools(of_tools) {
     auto plain = make_chat_template(vocabulary, {.source = std::move(source), .now = 1'700'000'000});
     if (!plain.ok()) return;
     format = find_format(**plain, vocabulary);
-    const std::pair<std::string, std::string> tools[] = {{format.tools_variable, std::string(kTools)}};
-    chat = std::move(*(*plain)->with_arguments(tools, vocabulary));
+    const std::pair<std::string, std::string> arguments[] = {{format.tools_variable, tools}};
+    chat = std::move(*(*plain)->with_arguments(arguments, vocabulary));
   }
 
   std::string text(std::span<const Message> messages, bool open) const {
@@ -87,10 +88,12 @@ struct Dialogue {
   }
 
   // Of answers to a question.
-  std::shared_ptr<const AnswerForm> form() const {
+  std::shared_ptr<const AnswerRules> rules() const {
     const Message question[] = {{"user", "What is the weather?"}};
-    return make_answer_form(std::make_shared<const AnswerRules>(AnswerRules{format, *read_tools(kTools), opens_thoughts(format.thoughts, text(question, true))}));
+    return std::make_shared<const AnswerRules>(
+        AnswerRules{format, *read_tools(tools), opens_thoughts(format.thoughts, text(question, true))});
   }
+  std::shared_ptr<const AnswerForm> form() const { return make_answer_form(rules()); }
 };
 
 // Reads an answer that comes in pieces of `step` bytes; 0: cut once, at `cut`.

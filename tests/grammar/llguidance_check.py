@@ -65,10 +65,10 @@ DIFFERENCES = {
     "escapes": ("both", "Kvasir allows the solidus and any character as an escape in free strings, and one form in patterns and constants, so "
                 "that lengths and keys can be counted; llguidance escapes control characters alone, in all forms. Neither allows half of a "
                 "surrogate pair.", lambda schema, place, token: place.escape),
-    "exponents": ("llguidance", "Kvasir limits exponents to 3 digits, so that a number ends and is finite for most readers.",
+    "exponents": ("llguidance", "Kvasir limits exponents to 2 digits, so that a number ends and a double holds it.",
                   lambda schema, place, token: b"e" in place.number.lower()),
-    "digits": ("llguidance", "Kvasir limits numbers to 40 digits before and behind the point.",
-               lambda schema, place, token: len(re.split(rb"\D", place.number.lstrip(b"-"))[-1]) > 40),
+    "digits": ("llguidance", "Kvasir limits numbers to 40 digits before and behind the point, and within limits to 20 behind it.",
+               lambda schema, place, token: len(re.split(rb"\D", place.number.lstrip(b"-"))[-1]) > (20 if b"." in place.number else 40)),
     "zeros": ("Kvasir", "Within limits Kvasir allows zeros behind the last place, as in 7.00 for a multiple of 0.5; they change no value.",
               lambda schema, place, token: re.fullmatch(rb"-?\d+\.\d*?0*", place.number) is not None and (
                   re.fullmatch(rb"\.?0*", token.rstrip(b"]},")) is not None) and re.search("Minimum|minimum|aximum|multipleOf", schema)),

@@ -11,7 +11,8 @@ import unicodedata
 import numpy
 
 SCHEMAS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "schemas", "schemas.jsonl")
-decimal.getcontext().prec = 300  # a remainder of long numbers is exact
+decimal.DefaultContext.prec = 300  # a remainder of long numbers is exact, in all threads that begin from here on
+decimal.setcontext(decimal.DefaultContext)
 
 
 def all_schemas():

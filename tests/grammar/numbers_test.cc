@@ -126,6 +126,38 @@ TEST(GrammarNumbers, LimitsMayBeLongAndFarApart) {
   EXPECT_FALSE(matches(two, "9007199254740993"));
 }
 
+// The text always ends: a model that goes on with digits comes to a place where only an end is left.
+TEST(GrammarNumbers, DecimalPlacesWithinLimitsAreBounded) {
+  const std::string zeros19(19, '0'), zeros20(20, '0'), nines20(20, '9'), zeros24(24, '0');
+  struct Case {
+    const char* schema;
+    std::vector<std::string> matching, refused;
+  };
+  const Case cases[] = {
+      {R"({"type":"number","minimum":0})",
+       {"0." + nines20, "12345." + nines20, "0." + zeros20},
+       {"0." + nines20 + "9"}},
+      {R"({"type":"number","maximum":0})", {"-0." + nines20, "-123." + nines20}, {"-0." + nines20 + "9"}},
+      {R"({"type":"number","maximum":0.1})", {"0.1" + zeros19, "0.0" + std::string(19, '9')}, {"0.1" + zeros20}},
+      {R"({"type":"number","exclusiveMinimum":0.1,"maximum":1})",
+       {"0.1" + std::string(18, '0') + "1"},
+       {"0.1" + zeros19}},
+      {R"({"type":"number","exclusiveMinimum":0,"exclusiveMaximum":1e-24})",
+       {"0." + zeros24 + "1", "0." + zeros24 + "9"},
+       {"0." + zeros24, "0." + zeros24 + "01", "0." + zeros24 + "10"}},
+      {R"({"type":"number","multipleOf":0.5})", {"7.5" + zeros19}, {"7.5" + zeros20}},
+      {R"({"type":"number","multipleOf":1e-25,"minimum":0})", {"0." + zeros24 + "3"}, {"0." + zeros24 + "30"}}};
+  for (const Case& each : cases) {
+    Follower follower(test::schema_source(each.schema));
+    for (const std::string& text : each.matching) EXPECT_TRUE(follower.matches(text)) << text << " of " << each.schema;
+    for (const std::string& text : each.refused) EXPECT_FALSE(follower.matches(text)) << text << " of " << each.schema;
+  }
+  // Zeros that can no longer become more than the limit are refused before the last of them.
+  Follower above_zero(test::schema_source(R"({"type":"number","exclusiveMinimum":0})"));
+  EXPECT_TRUE(above_zero.begins("0." + zeros19));
+  EXPECT_FALSE(above_zero.begins("0." + zeros20));
+}
+
 TEST(GrammarNumbers, WhatCannotBeEnforcedIsRefused) {
   test::expect_refused(test::schema_source(R"({"type":"integer","multipleOf":9223372036854775808})"),
                        StatusCode::kUnsupported, "multipleOf");

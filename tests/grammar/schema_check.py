@@ -14,7 +14,18 @@ from masks import Masks, all_schemas, is_prefix, loads, validator  # noqa: E402
 from real_model import real_model_or_skip  # noqa: E402
 
 
+def check_validator():
+    """The validator tells decimals apart that a double does not."""
+    tiny = "0" * 25 + "1"
+    for schema, text, wanted in (({"maximum": 0.1}, "0.1", True), ({"maximum": 0.1}, "0.1" + tiny, False),
+                                 ({"exclusiveMinimum": 0.1}, "0.1" + tiny, True), ({"exclusiveMinimum": 0.1}, "0.1000", False),
+                                 ({"multipleOf": 0.1}, "0.3", True), ({"multipleOf": 0.1}, "0.3" + tiny, False),
+                                 ({"const": 0.3}, "0.3" + tiny, False), ({"maximum": 9007199254740992}, "9007199254740993", False)):
+        assert validator(schema).is_valid(loads(text)) == wanted, (schema, text)
+
+
 def main():
+    check_validator()
     program = sys.argv[1]
     model, texts, seed = (sys.argv[2:] + [None, "2", "1"][len(sys.argv) - 2:])[:3]
     model, texts, seed = model or str(real_model_or_skip()), int(texts), int(seed)

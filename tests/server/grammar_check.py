@@ -11,7 +11,7 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "support")]
 
-from live_server import LiveServer  # noqa: E402
+from live_server import LiveServer, wait_for  # noqa: E402
 from real_model import real_model_or_skip  # noqa: E402
 
 SCHEMA = {"type": "object", "properties": {"zebra": {"type": "integer", "minimum": 1, "maximum": 99},
@@ -150,6 +150,21 @@ def check_refusals(server):
     refused(server, schema_format(deep), "nest")
 
 
+def check_unknown_calls(kvasir, model):
+    """A template whose calls cannot be told from text refuses tools, and answers without them."""
+    template = HERE.parent / "dialogue" / "templates" / "functionary.jinja"
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    with LiveServer(kvasir, model, "--chat-template", str(template)) as server:
+        for more, wanted in (({}, 200), ({"tools": tools}, 400), ({"tools": tools, "tool_choice": "required"}, 400),
+                             ({"tools": tools, "tool_choice": "none"}, 200)):
+            status, _, text = server.ask("POST", "/v1/chat/completions", {**body, **more})
+            assert status == wanted, (more, text)
+            if wanted == 400:
+                error = json.loads(text)["error"]
+                assert error["param"] == "tools" and "form that Kvasir does not know" in error["message"], error
+
+
 def main():
     model = sys.argv[2] if len(sys.argv) > 2 else str(real_model_or_skip())
     with LiveServer(sys.argv[1], model) as server:
@@ -157,7 +172,8 @@ def main():
         check_answers(server)
         check_cut(server)
         check_stops_and_plain(server)
-        assert server.running() == 0
+        wait_for(lambda: server.running() == 0, "a request still runs")
+    check_unknown_calls(sys.argv[1], model)
     print(f"{len(WAYS) * 8} kinds of requests gave valid answers")
 
 

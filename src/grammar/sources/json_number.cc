@@ -14,6 +14,7 @@ namespace kvasir::grammar {
 namespace {
 
 constexpr std::size_t kMostDigitsOfLimit = 40;
+constexpr std::size_t kMostPlaces = 20;  // decimal places of a number within limits, unless the limits need more
 constexpr std::size_t kMostStates = 20'000;
 
 // A limit of numbers that are not negative, digit by digit.
@@ -50,9 +51,10 @@ bool is_zero(const Decimal& value) {
 // An automaton of the numbers, not negative, with `places` digits before the point that lie within limits.
 class WithinLimits {
  public:
+  // `most_decimals`: digits behind the point; 0: no point.
   WithinLimits(const std::optional<DigitLimit>& least, const std::optional<DigitLimit>& most, std::size_t places,
-               bool integer)
-      : least_(least), most_(most), places_(places), integer_(integer) {}
+               std::size_t most_decimals)
+      : least_(least), most_(most), places_(places), most_decimals_(most_decimals) {}
 
   ByteAutomaton make() {
     // Only a limit with as many digits is met digit by digit; another one is beyond reach or never met.
@@ -94,17 +96,14 @@ class WithinLimits {
   void expand(const Key& key, std::uint32_t state) {
     automaton_.states[state].accepts = accepts(key);
     if (!key.fraction && key.place == places_) {
-      if (!integer_) add_edge(state, '.', {true, 0, key.low, key.high});
+      if (most_decimals_ > 0) add_edge(state, '.', {true, 0, key.low, key.high});
       return;
     }
-    // Behind the digits of both limits all further places are alike.
-    std::size_t last = 1;
-    for (const auto* limit : {&least_, &most_})
-      if (*limit) last = std::max(last, (*limit)->fraction.size() + 1);
+    if (key.fraction && key.place == most_decimals_) return;
     for (int digit = 0; digit < 10; ++digit) {
       if (!key.fraction && key.place == 0 && digit == 0 && places_ > 1) continue;
       Key to = key;
-      to.place = key.fraction ? std::min(key.place + 1, last) : key.place + 1;
+      ++to.place;
       const auto of = [&](const DigitLimit& limit) {
         return key.fraction ? limit.digit(key.place) : limit.whole[key.place] - '0';
       };
@@ -124,15 +123,15 @@ class WithinLimits {
   const std::optional<DigitLimit>& least_;
   const std::optional<DigitLimit>& most_;
   std::size_t places_;
-  bool integer_;
+  std::size_t most_decimals_;
   ByteAutomaton automaton_;
   std::map<Key, std::uint32_t> ids_;
   std::deque<std::pair<Key, std::uint32_t>> open_;
 };
 
-// Numbers, not negative, within limits that are not negative.
+// Numbers, not negative, within limits that are not negative. `most_decimals`: digits behind the point; 0: no point.
 Expr not_negative(Builder& builder, const std::optional<DigitLimit>& least, const std::optional<DigitLimit>& most,
-                  bool integer) {
+                  std::size_t most_decimals) {
   std::vector<Expr> all;
   const std::size_t first = least ? least->whole.size() : 1;
   const std::size_t last = most ? most->whole.size() : std::max(first + 1, kMostDigitsOfLimit);
@@ -142,13 +141,13 @@ Expr not_negative(Builder& builder, const std::optional<DigitLimit>& least, cons
       const Expr digit = builder.one_of(std::array{CharRange{'0', '9'}});
       std::vector<Expr> parts = {builder.one_of(std::array{CharRange{'1', '9'}}),
                                  builder.repeat(digit, static_cast<int>(places) - 1, static_cast<int>(last) - 1)};
-      if (!integer)
+      if (most_decimals > 0)
         parts.push_back(builder.optional(
-            builder.sequence({builder.literal("."), builder.repeat(digit, 1, static_cast<int>(kMostDigitsOfLimit))})));
+            builder.sequence({builder.literal("."), builder.repeat(digit, 1, static_cast<int>(most_decimals))})));
       all.push_back(builder.sequence(parts));
       break;
     }
-    all.push_back(builder.automaton(WithinLimits(least, most, places, integer).make()));
+    all.push_back(builder.automaton(WithinLimits(least, most, places, most_decimals).make()));
   }
   return builder.choice(all);
 }
@@ -198,6 +197,17 @@ Result<Expr> multiples(Builder& builder, const Decimal& step, bool integer) {
             state_of(place < 0 ? -1 : place + 1, (remainder * 10 + static_cast<std::uint64_t>(digit)) % value));
     }
   return builder.automaton(minimised(automaton));
+}
+
+// Returns how many decimal places a number within limits may have: enough to lie between limits that differ in their
+// last place, and for a multiple.
+std::size_t decimals_of(const NumberLimits& limits) {
+  if (limits.integer) return 0;
+  const auto places = [](const Decimal& value) { return static_cast<std::size_t>(std::max(0, -value.exponent)); };
+  std::size_t most = kMostPlaces;
+  for (const auto* limit : {&limits.least, &limits.most})
+    if (*limit) most = std::max(most, places((*limit)->value) + 1);
+  return limits.multiple_of ? std::max(most, places(*limits.multiple_of)) : most;
 }
 
 }  // namespace
@@ -266,11 +276,12 @@ Result<bool> is_multiple(const Decimal& value, const Decimal& step) {
 Result<Expr> number_within(Builder& builder, const NumberLimits& limits) {
   std::optional<DigitLimit> low, high;  // of the number without its sign
   std::vector<Expr> all;
+  const std::size_t most_decimals = decimals_of(limits);
   // At least 0.
   if (!limits.most || !limits.most->value.negative) {
     if (limits.least && !limits.least->value.negative) low = digits_of(*limits.least);
     if (limits.most) high = digits_of(*limits.most);
-    all.push_back(not_negative(builder, low, high, limits.integer));
+    all.push_back(not_negative(builder, low, high, most_decimals));
   }
   std::vector<Expr> negative;
   if (!limits.least || (limits.least->value.negative && !is_zero(limits.least->value))) {
@@ -278,7 +289,7 @@ Result<Expr> number_within(Builder& builder, const NumberLimits& limits) {
     high.reset();
     if (limits.most && limits.most->value.negative) low = digits_of(*limits.most);
     if (limits.least) high = digits_of(*limits.least);
-    negative.push_back(not_negative(builder, low, high, limits.integer));
+    negative.push_back(not_negative(builder, low, high, most_decimals));
   }
   if (limits.multiple_of) {
     KVASIR_ASSIGN_OR_RETURN(const Expr steps, multiples(builder, *limits.multiple_of, limits.integer));

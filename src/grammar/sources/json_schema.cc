@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/status.h"
-#include "grammar/sources/schema_compiler.h"
 #include "grammar/sources/regex.h"
+#include "grammar/sources/schema_compiler.h"
 #include "grammar/sources/string_formats.h"
 
 namespace kvasir::grammar {
@@ -202,9 +202,7 @@ Result<Expr> SchemaCompiler::string(const FlatSchemas& flat) {
   });
   if (plain) return text_.string();
   KVASIR_ASSIGN_OR_RETURN(const Expr inner, string_text(flat));
-  const Rule rule = builder_.declare("a string of the schema");
-  builder_.define(rule, builder_.sequence({inner, builder_.literal("\"")}));
-  return builder_.sequence({builder_.literal("\""), builder_.call(rule)});
+  return text_.string_of(inner);
 }
 
 Result<Expr> json_schema(JsonText& text, const OrderedJson& schema) {

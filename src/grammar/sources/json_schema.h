@@ -12,7 +12,8 @@ namespace kvasir::grammar {
 
 // Returns the JSON texts that a schema (2020-12; also 7, definitions and items as lists) accepts. `text`: how JSON is
 // written in this grammar. Properties come in the schema's order, further ones behind them. Where a schema lists
-// properties and says nothing of others, there are no others. All that matches is valid; not all that is valid matches.
+// properties and says nothing of others, there are no others. All that matches is valid; not all that is valid matches:
+// a number with limits has at most 20 decimal places (more where the limits have more).
 //
 // Supported: type, enum, const, anyOf, allOf, $ref within the schema, oneOf whose alternatives exclude each other;
 // properties, required, additionalProperties, patternProperties, propertyNames, minProperties, maxProperties; items,

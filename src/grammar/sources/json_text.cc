@@ -17,6 +17,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kMostDigits = 40;
+constexpr int kMostExponent = 2;  // digits: with kMostDigits in front a double still holds the number
 constexpr int kMostIndent = 40;
 
 Expr range(Builder& builder, char32_t first, char32_t last) {
@@ -86,6 +87,7 @@ Expr JsonText::space() {
 }
 
 Expr JsonText::any_character() {
+  if (!end_.empty()) return builder_.any_char();
   if (character_) return *character_;
   const auto hex = hex_digits();
   const Expr digit = builder_.one_of(hex);
@@ -110,6 +112,7 @@ Expr JsonText::string_characters() {
 }
 
 Expr JsonText::character(std::span<const CharRange> ranges) {
+  if (!end_.empty()) return builder_.one_of(ranges);
   std::vector<CharRange> raw;
   std::vector<Expr> all;
   for (const CharRange& range : ranges) {
@@ -123,6 +126,7 @@ Expr JsonText::character(std::span<const CharRange> ranges) {
 }
 
 Expr JsonText::string() {
+  if (!end_.empty()) return builder_.text_without(std::array{end_});
   if (!string_) {
     string_ = builder_.declare("a JSON string");
     builder_.define(*string_, builder_.sequence(
@@ -132,6 +136,13 @@ Expr JsonText::string() {
   return builder_.sequence({builder_.literal("\""), builder_.call(*string_)});
 }
 
+Expr JsonText::string_of(Expr characters) {
+  if (!end_.empty()) return builder_.both(characters, string());
+  const Rule rule = builder_.declare("a string of the schema");
+  builder_.define(rule, builder_.sequence({characters, builder_.literal("\"")}));
+  return builder_.sequence({builder_.literal("\""), builder_.call(rule)});
+}
+
 Expr JsonText::integer() {
   return whole(builder_);
 }
@@ -139,7 +150,7 @@ Expr JsonText::integer() {
 Expr JsonText::number() {
   const Expr fraction = builder_.sequence({builder_.literal("."), digits(builder_, 1, kMostDigits)});
   const Expr sign = builder_.optional(any_of(builder_, "+-"));
-  const Expr exponent = builder_.sequence({any_of(builder_, "eE"), sign, digits(builder_, 1, 3)});
+  const Expr exponent = builder_.sequence({any_of(builder_, "eE"), sign, digits(builder_, 1, kMostExponent)});
   return builder_.sequence({whole(builder_), builder_.optional(fraction), builder_.optional(exponent)});
 }
 
@@ -176,10 +187,12 @@ Expr JsonText::value() {
 }
 
 Expr JsonText::characters(std::string_view text) {
+  if (!end_.empty()) return text.find(end_) == std::string_view::npos ? builder_.literal(text) : builder_.never();
   return builder_.literal(written(text));
 }
 
 Expr JsonText::quoted(std::string_view text) {
+  if (!end_.empty()) return characters(text);
   return builder_.literal('"' + written(text) + '"');
 }
 

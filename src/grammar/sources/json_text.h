@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "grammar/automata/builder.h"
 #include "kvasir/status.h"
@@ -34,7 +35,8 @@ int compare(const Decimal& a, const Decimal& b);
 // units of the value.
 Result<bool> is_multiple(const Decimal& value, const Decimal& step);
 
-// The limits of a number; `exclusive` leaves the limit itself out.
+// The limits of a number; `exclusive` leaves the limit itself out. Texts within limits have at most 20 decimal places,
+// or one more than the limits have, or as many as `multiple_of` has.
 struct NumberLimits {
   struct Limit {
     Decimal value;
@@ -50,15 +52,23 @@ struct NumberLimits {
 class JsonText {
  public:
   JsonText(Builder& builder, JsonSpace space) : builder_(builder), space_(space) {}
+  // Writes a value that is a string as its characters alone, without quotation marks and escapes, for notations that
+  // end it by a mark of their own: `end` does not occur in it. REQUIRES: all values are strings; `end` is not empty.
+  static JsonText bare(Builder& builder, std::string end) {
+    JsonText text(builder, JsonSpace::kNone);
+    text.end_ = std::move(end);
+    return text;
+  }
 
-  Expr space();              // between two tokens
-  Expr value();              // any JSON value
-  Expr object();             // any JSON object
-  Expr array();              // any JSON array
-  Expr string();             // any JSON string, with its quotes
-  Expr number();             // any JSON number
-  Expr integer();            // any JSON number without fraction and exponent
-  Expr string_characters();  // characters of a string, without quotes
+  Expr space();                     // between two tokens
+  Expr value();                     // any JSON value
+  Expr object();                    // any JSON object
+  Expr array();                     // any JSON array
+  Expr string();                    // any JSON string, with its quotes
+  Expr string_of(Expr characters);  // a string of these characters, with its quotes
+  Expr number();                    // any JSON number
+  Expr integer();                   // any JSON number without fraction and exponent
+  Expr string_characters();         // characters of a string, without quotes
   // Any character of a string that is in the ranges, as JSON writes it: raw, or escaped where it must be.
   Expr character(std::span<const CharRange> ranges);
   // Exactly this value. Objects keep the order of their keys.
@@ -76,6 +86,7 @@ class JsonText {
   JsonSpace space_;
   std::optional<Rule> value_, object_, array_, string_, number_;
   std::optional<Expr> space_expr_, character_;
+  std::string end_;  // of bare strings; "": strings are JSON
 };
 
 // Returns what matches the numbers within limits, without an exponent. Errors: kInvalidArgument if there is none,

@@ -1,0 +1,215 @@
+// Answers drawn from the grammar of each family's calls: read, written into a history, and read again.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <random>
+
+#include "dialogue/call_walk.h"
+#include "dialogue/conversation.h"
+#include "dialogue/round_trip.h"
+#include "support/shared_data.h"
+
+namespace kvasir {
+namespace {
+
+using Schema = nlohmann::ordered_json;
+
+constexpr const char* kTemplates[] = {"hermes",  "qwen3-coder",  "llama-3",  "pythonic", "lfm2",
+                                      "mistral", "mistral-args", "gpt-oss",  "gemma-4",  "granite",
+                                      "phi-4",   "glm",          "deepseek", "minimax",  "kimi-k2"};
+
+// Schemas with what is hard to write: quotation marks and line breaks in constants, texts of any kind, nested values.
+constexpr std::string_view kHardTools = R"([
+ {"type": "function", "function": {"name": "write_note", "parameters": {
+   "type": "object", "properties": {
+     "text": {"type": "string"},
+     "kind": {"type": "string", "enum": ["a \"quoted\" kind", "two\nlines", "é 😀 \\", "", "true", "12"]},
+     "count": {"type": "integer", "minimum": -5, "maximum": 12},
+     "ratio": {"type": "number"},
+     "done": {"type": "boolean"},
+     "from": {"$ref": "#/$defs/point"},
+     "place": {"type": "object", "properties": {
+        "name": {"type": "string"}, "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 3},
+        "deep": {"type": "object", "properties": {"x": {"type": "number"}, "flag": {"type": "boolean"}}, "required": ["x"]}},
+        "required": ["name", "deep"]}},
+   "required": ["text", "place"], "$defs": {"point": {"type": "object", "properties": {"x": {"type": "integer"},
+     "of": {"type": "string"}}, "required": ["x"]}}}}},
+ {"type": "function", "function": {"name": "write", "parameters": {
+   "type": "object", "properties": {
+     "mode": {"enum": ["one", "two words"]},
+     "only": {"const": "it's \"so\""},
+     "list": {"type": "array", "items": {"type": "object", "properties": {"k": {"type": ["string", "null"]}}}, "maxItems": 2},
+     "words": {"type": "array", "items": {"enum": ["a, b", "c]", "d\ne"]}, "maxItems": 3},
+     "code": {"type": "string", "pattern": "^[a-c<\"]{1,4}$"},
+     "short": {"type": "string", "minLength": 1, "maxLength": 3},
+     "when": {"type": "string", "format": "date"}},
+   "required": ["mode", "code", "short"]}}},
+ {"type": "function", "function": {"name": "ping"}}])";
+
+std::string template_of(const std::string& name) {
+  std::ifstream file(test::source_dir() + "/tests/dialogue/templates/" + name + ".jinja", std::ios::binary);
+  EXPECT_TRUE(file.good()) << name;
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+std::size_t characters(const std::string& text) {
+  return static_cast<std::size_t>(std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+// Whether a value meets a schema, as far as the tools' schemas go.
+bool meets(const Schema& value, const Schema& schema);
+
+bool object_meets(const Schema& value, const Schema& schema) {
+  const Schema properties = schema.value("properties", Schema::object());
+  for (const Schema& name : schema.value("required", Schema::array()))
+    if (!value.contains(name.get<std::string>())) return false;
+  for (const auto& [name, member] : value.items())
+    if (!properties.contains(name) || !meets(member, properties[name])) return false;
+  return true;
+}
+
+bool text_meets(const std::string& text, const Schema& schema) {
+  if (schema.contains("pattern"))
+    return !text.empty() && text.size() <= 4 && text.find_first_not_of("abc<\"") == std::string::npos;
+  if (schema.contains("format"))
+    return text.size() == 10 && text[4] == '-' && text[7] == '-' &&
+           text.find_first_not_of("0123456789-") == std::string::npos;
+  return characters(text) >= schema.value("minLength", 0U) && characters(text) <= schema.value("maxLength", 1'000'000U);
+}
+
+bool is_of_type(const Schema& value, const std::string& type) {
+  if (type == "string") return value.is_string();
+  if (type == "integer") return value.is_number_integer();
+  if (type == "number") return value.is_number();
+  if (type == "boolean") return value.is_boolean();
+  if (type == "null") return value.is_null();
+  return type == "object" ? value.is_object() : value.is_array();
+}
+
+bool meets(const Schema& value, const Schema& schema) {
+  if (schema.contains("$ref"))
+    return meets(value, Schema::parse(kHardTools)[0]["function"]["parameters"]["$defs"]["point"]);
+  if (schema.contains("const")) return value == schema["const"];
+  if (schema.contains("enum")) return std::ranges::find(schema["enum"], value) != schema["enum"].end();
+  const Schema types = schema["type"].is_array() ? schema["type"] : Schema::array({schema["type"]});
+  if (std::ranges::none_of(types, [&](const Schema& type) { return is_of_type(value, type.get<std::string>()); }))
+    return false;
+  if (value.is_object()) return object_meets(value, schema);
+  if (value.is_string()) return text_meets(value.get<std::string>(), schema);
+  if (value.is_number()) return value >= schema.value("minimum", -1e300) && value <= schema.value("maximum", 1e300);
+  if (!value.is_array()) return true;
+  return value.size() <= schema.value("maxItems", 1'000U) &&
+         std::ranges::all_of(value, [&](const Schema& item) { return meets(item, schema["items"]); });
+}
+
+// Names and arguments of calls; the arguments' order does not count.
+nlohmann::json calls_of(const Answer& answer) {
+  nlohmann::json calls = nlohmann::json::array();
+  for (const ToolCall& call : answer.calls) calls.push_back({call.name, nlohmann::json::parse(call.arguments)});
+  return calls;
+}
+
+Answer read_answer(const test::Dialogue& dialogue, const std::string& text, std::size_t step) {
+  return test::answer_of(test::pieces_of(*dialogue.form(), text, step));
+}
+
+// Checks one drawn answer, and returns it.
+Answer check_answer(const test::Dialogue& dialogue, const std::string& text) {
+  const Answer got = read_answer(dialogue, text, text.size() + 1);
+  EXPECT_FALSE(got.calls.empty()) << text;
+  EXPECT_EQ(got.content, "") << text;
+  for (const std::size_t step : {1, 3, 7})
+    EXPECT_EQ(test::shown(read_answer(dialogue, text, step)), test::shown(got)) << text;
+  Message said = {"assistant", ""};
+  said.reasoning = got.reasoning;
+  said.tool_calls = got.calls;
+  const auto tools = *read_tools(dialogue.tools);
+  for (const ToolCall& call : got.calls) {
+    const auto tool = std::ranges::find(tools, call.name, &Tool::name);
+    if (tool == tools.end()) {
+      ADD_FAILURE() << call.name << " in " << text;
+      return got;
+    }
+    const Schema arguments = Schema::parse(call.arguments);
+    EXPECT_TRUE(tool->parameters.is_object() ? meets(arguments, tool->parameters) : arguments == Schema::object())
+        << call.arguments << " in " << text;
+  }
+  const auto write = [&] {
+    return dialogue.generated({"user", "What is the weather?"},
+                              written_out({said}, "", dialogue.format, false).front());
+  };
+  const auto written = write();
+  if (!written) {
+    ADD_FAILURE() << "cannot be written: " << text;
+    return got;
+  }
+  Answer again = read_answer(dialogue, *written, written->size() + 1);
+  EXPECT_EQ(calls_of(again), calls_of(got)) << "generated: " << text << "\nwritten: " << *written;
+  EXPECT_EQ(again.reasoning, got.reasoning) << "generated: " << text << "\nwritten: " << *written;
+  if (again.calls.size() == said.tool_calls.size())  // ids are made anew
+    for (std::size_t i = 0; i < again.calls.size(); ++i) again.calls[i].id = said.tool_calls[i].id;
+  said.tool_calls = again.calls;
+  EXPECT_EQ(write(), written) << text;
+  return got;
+}
+
+// Returns how many checks of the running test have failed.
+int failed_parts() {
+  const testing::TestResult* result = testing::UnitTest::GetInstance()->current_test_info()->result();
+  int failed = 0;
+  for (int i = 0; i < result->total_part_count(); ++i) failed += result->GetTestPartResult(i).failed() ? 1 : 0;
+  return failed;
+}
+
+// Draws answers that a demand allows, and checks them; returns the largest number of calls in one.
+std::size_t check_answers(const test::Dialogue& dialogue, const CallDemand& demand) {
+  constexpr std::uint32_t kSeeds = 20;
+  test::CallWalk walk(*dialogue.rules(), demand);
+  const int failures = failed_parts();
+  std::size_t ended = 0, most = 0;
+  for (std::uint32_t seed = 1; seed <= kSeeds && failures == failed_parts(); ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    const std::string text = walk.draw(random);
+    if (text.empty()) continue;
+    const Answer answer = check_answer(dialogue, text);
+    for (const ToolCall& call : answer.calls)
+      EXPECT_TRUE(demand.choice != ToolChoice::kNamed || call.name == demand.name) << text;
+    ++ended;
+    most = std::max(most, answer.calls.size());
+  }
+  EXPECT_TRUE(failures != failed_parts() || ended >= kSeeds * 2 / 3) << ended;
+  return most;
+}
+
+TEST(ConstrainedCalls, SurviveARoundTripInEveryFamily) {
+  for (const char* name : kTemplates) {
+    SCOPED_TRACE(name);
+    const test::Dialogue dialogue(template_of(name), kHardTools);
+    const std::size_t most = check_answers(dialogue, {ToolChoice::kRequired, "", std::nullopt});
+    EXPECT_EQ(most > 1, !dialogue.format.calls.single) << most;
+    check_answers(dialogue, {ToolChoice::kNamed, "write", std::nullopt});
+  }
+}
+
+TEST(ConstrainedCalls, BeginWithoutThoughtsWhereTheseAreOff) {
+  for (const char* name : {"hermes", "gemma-4", "gpt-oss"})
+    for (const bool may_think : {true, false}) {
+      const test::Dialogue dialogue(template_of(name), kHardTools);
+      AnswerRules rules = *dialogue.rules();
+      rules.may_think = may_think;
+      test::CallWalk walk(rules, {ToolChoice::kRequired, "", std::nullopt});
+      std::size_t thoughts = 0;
+      for (std::uint32_t seed = 1; seed <= 20; ++seed) {
+        std::mt19937 random(seed);
+        const std::string text = walk.draw(random);
+        if (!text.empty()) thoughts += read_answer(dialogue, text, 5).reasoning.empty() ? 0 : 1;
+      }
+      EXPECT_EQ(thoughts > 0, may_think) << name;
+    }
+}
+
+}  // namespace
+}  // namespace kvasir
