@@ -323,6 +323,9 @@ Result<std::shared_ptr<const Grammar>> compile_answer(const GrammarCompiler& com
   const bool strict =
       rules != nullptr && std::ranges::any_of(rules->tools, [](const Tool& tool) { return tool.strict; });
   if (!options.grammar && !demanded && !strict) return std::shared_ptr<const Grammar>();
+  if (demanded || strict)
+    if (const Status numbers = grammar::check_numbers(options.tools); !numbers.ok())
+      return Status(numbers).about({"tools"});
   if (rules == nullptr) {
     if (demanded) return invalid_argument("a tool must be called, but there are none").about({"tool_choice"});
     return compiler.compile(*options.grammar);

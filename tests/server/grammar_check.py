@@ -150,6 +150,14 @@ def check_refusals(server):
     refused(server, schema_format(deep), "nest")
 
 
+def check_rounded_number(server):
+    """A number that no double holds is refused as the client wrote it."""
+    body = '{"prompt": "a", "max_tokens": 1, "guided_json": {"type": "number", "maximum": 0.29999999999999999999}}'
+    status, _, text = server.ask("POST", "/v1/completions", body)
+    error = json.loads(text)["error"]
+    assert status == 400 and error["param"] == "guided_json" and "0.29999999999999999999" in error["message"], text
+
+
 def check_unknown_calls(kvasir, model):
     """A template whose calls cannot be told from text refuses tools, and answers without them."""
     template = HERE.parent / "dialogue" / "templates" / "functionary.jinja"
@@ -169,6 +177,7 @@ def main():
     model = sys.argv[2] if len(sys.argv) > 2 else str(real_model_or_skip())
     with LiveServer(sys.argv[1], model) as server:
         check_refusals(server)
+        check_rounded_number(server)
         check_answers(server)
         check_cut(server)
         check_stops_and_plain(server)
