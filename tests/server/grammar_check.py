@@ -115,7 +115,9 @@ def refused(server, body, *names):
     for path, prompt in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})):
         status, _, text = server.ask("POST", path, {**prompt, "max_tokens": 4, **body})
         assert status == 400, (status, text, body)
-        message = json.loads(text)["error"]["message"]
+        error = json.loads(text)["error"]
+        message = error["message"]
+        assert error["code"] is None, error  # not an overflow of the context
         assert "\n" not in message and all(name in message for name in names), (message, names)
 
 
