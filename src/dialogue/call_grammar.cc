@@ -226,6 +226,14 @@ class AnswerWriter {
     if (parameters.size() > kMostProperties)
       return invalid_argument("a tool or an object among its parameters has more than {} properties", kMostProperties)
           .about({"tools"});
+    for (const Parameter& parameter : parameters)
+      if (!is_bare_key(parameter.name))
+        return unsupported(
+                   "the calls of this model's template cannot have the parameter \"{:.100}\"; name it with letters, "
+                   "digits, "
+                   "'_' and '-' alone",
+                   parameter.name)
+            .about({"tools"});
     const bool gemma = calls_.shape == Shape::kGemma;
     if (gemma) std::ranges::stable_sort(parameters, {}, &Parameter::name);
     // Behind each parameter: what may follow, with a comma in front or without.
