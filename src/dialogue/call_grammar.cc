@@ -226,6 +226,14 @@ class AnswerWriter {
     if (parameters.size() > kMostProperties)
       return invalid_argument("a tool or an object among its parameters has more than {} properties", kMostProperties)
           .about({"tools"});
+    for (const Parameter& parameter : parameters)
+      if (!is_bare_key(parameter.name))
+        return unsupported(
+                   "the calls of this model's template cannot have the parameter \"{:.100}\"; name it with letters, "
+                   "digits, "
+                   "'_' and '-' alone",
+                   parameter.name)
+            .about({"tools"});
     const bool gemma = calls_.shape == Shape::kGemma;
     if (gemma) std::ranges::stable_sort(parameters, {}, &Parameter::name);
     // Behind each parameter: what may follow, with a comma in front or without.
@@ -323,6 +331,9 @@ Result<std::shared_ptr<const Grammar>> compile_answer(const GrammarCompiler& com
   const bool strict =
       rules != nullptr && std::ranges::any_of(rules->tools, [](const Tool& tool) { return tool.strict; });
   if (!options.grammar && !demanded && !strict) return std::shared_ptr<const Grammar>();
+  if (demanded || strict)
+    if (const Status numbers = grammar::check_numbers(options.tools); !numbers.ok())
+      return Status(numbers).about({"tools"});
   if (rules == nullptr) {
     if (demanded) return invalid_argument("a tool must be called, but there are none").about({"tool_choice"});
     return compiler.compile(*options.grammar);

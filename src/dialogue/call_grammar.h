@@ -30,7 +30,8 @@ struct CallDemand {
 // tools. kAuto: any text in which a call's mark begins a call, or the demanded content or calls; the arguments of a
 // call match its schema if the tool is strict, and are any JSON object else. kRequired, kNamed: thoughts, then at least
 // one call, all of them with arguments by schema. At most `rules.most_calls` calls. Errors: kInvalidArgument for a name
-// that no tool has, about("tool_choice"); those of `schema`.
+// that no tool has, about("tool_choice"); kUnsupported for a parameter that the format cannot name, about("tools");
+// those of `schema`.
 Result<grammar::Expr> answer_grammar(grammar::Builder& builder, const AnswerRules& rules, const CallDemand& demand,
                                      const SchemaWriter& schema);
 

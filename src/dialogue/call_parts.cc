@@ -46,6 +46,8 @@ std::string_view behind_name(const CallFormat& calls) {
 
 WantedValue wanted_by(const nlohmann::ordered_json& schema) {
   if (!schema.is_object()) return WantedValue::kAny;
+  if (const auto nullable = schema.find("nullable"); nullable != schema.end() && *nullable == true)
+    return WantedValue::kAny;
   const auto type = schema.find("type");
   if (type != schema.end() && type->is_string()) return *type == "string" ? WantedValue::kText : WantedValue::kOther;
   const auto is_text = [](const auto& value) { return value.is_string(); };

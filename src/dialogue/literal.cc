@@ -274,6 +274,10 @@ std::string gemma_literal(const Json& value) {
   return text;
 }
 
+bool is_bare_key(std::string_view key) {
+  return !key.empty() && std::all_of(key.begin(), key.end(), is_word);
+}
+
 std::optional<Json> parse_value(std::string_view text) {
   if (text == "True" || text == "False") return Json(text == "True");
   if (text == "None") return Json(nullptr);

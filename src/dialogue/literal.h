@@ -21,6 +21,9 @@ std::string python_arguments(const nlohmann::ordered_json& object);
 std::optional<nlohmann::ordered_json> parse_gemma_literal(std::string_view text);
 std::string gemma_literal(const nlohmann::ordered_json& value);
 
+// Whether a key can stand without quotation marks in both notations.
+bool is_bare_key(std::string_view key);
+
 // A single value: JSON, or Python's True, False and None; nothing if it is neither.
 std::optional<nlohmann::ordered_json> parse_value(std::string_view text);
 

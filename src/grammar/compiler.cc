@@ -40,6 +40,7 @@ Result<nlohmann::ordered_json> parse_schema(const std::string& text) {
     nlohmann::ordered_json schema = nlohmann::ordered_json::parse(text, check);
     if (deep) return exhausted("the schema nests deeper than {} levels", kDeepestSchemaText);
     if (keys > kMostKeys) return exhausted("the schema has more than {} keywords and properties", kMostKeys);
+    KVASIR_RETURN_IF_ERROR(check_numbers(text));
     return schema;
   } catch (const nlohmann::ordered_json::exception& error) {
     return invalid_argument("the schema is not valid JSON: {:.200}", error.what());

@@ -178,6 +178,22 @@ TEST(GrammarNumbers, WhatCannotBeEnforcedIsRefused) {
                        "'minimum'");
 }
 
+// A number that would be rounded is named, wherever it stands; one inside a string is none.
+TEST(GrammarNumbers, NumbersThatWouldBeRoundedAreRefused) {
+  for (const char* number : {"0.29999999999999999999", "18446744073709551616", "-9223372036854775809",
+                             "12345678901234567890123", "1.00000000000000000001e5"}) {
+    for (const char* keyword : {"maximum", "const", "multipleOf"})
+      test::expect_refused(test::schema_source(std::string("{\"") + keyword + "\":" + number + "}"),
+                           StatusCode::kUnsupported, number);
+    test::expect_refused(test::schema_source(std::string(R"({"title":"\"\\","enum":[1,)") + number + "]}"),
+                         StatusCode::kUnsupported, number);
+  }
+  for (const char* number : {"0.1", "0.30000000000000004", "18446744073709551615", "-9223372036854775808", "1e60",
+                             "100.00", "1.5E+3", "0", "-0.0", "1000000000000000000000"})
+    EXPECT_TRUE(test::machine_of(test::schema_source(std::string("{\"const\":") + number + "}")).ok()) << number;
+  EXPECT_TRUE(test::machine_of(test::schema_source(R"({"const":"\"0.29999999999999999999"})")).ok());
+}
+
 TEST(GrammarNumbers, DecimalsCompareAndDivideExactly) {
   std::mt19937 random(6);
   for (int i = 0; i < 2000; ++i) {

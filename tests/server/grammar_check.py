@@ -115,7 +115,9 @@ def refused(server, body, *names):
     for path, prompt in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})):
         status, _, text = server.ask("POST", path, {**prompt, "max_tokens": 4, **body})
         assert status == 400, (status, text, body)
-        message = json.loads(text)["error"]["message"]
+        error = json.loads(text)["error"]
+        message = error["message"]
+        assert error["code"] is None, error  # not an overflow of the context
         assert "\n" not in message and all(name in message for name in names), (message, names)
 
 
@@ -150,6 +152,14 @@ def check_refusals(server):
     refused(server, schema_format(deep), "nest")
 
 
+def check_rounded_number(server):
+    """A number that no double holds is refused as the client wrote it."""
+    body = '{"prompt": "a", "max_tokens": 1, "guided_json": {"type": "number", "maximum": 0.29999999999999999999}}'
+    status, _, text = server.ask("POST", "/v1/completions", body)
+    error = json.loads(text)["error"]
+    assert status == 400 and error["param"] == "guided_json" and "0.29999999999999999999" in error["message"], text
+
+
 def check_unknown_calls(kvasir, model):
     """A template whose calls cannot be told from text refuses tools, and answers without them."""
     template = HERE.parent / "dialogue" / "templates" / "functionary.jinja"
@@ -169,6 +179,7 @@ def main():
     model = sys.argv[2] if len(sys.argv) > 2 else str(real_model_or_skip())
     with LiveServer(sys.argv[1], model) as server:
         check_refusals(server)
+        check_rounded_number(server)
         check_answers(server)
         check_cut(server)
         check_stops_and_plain(server)

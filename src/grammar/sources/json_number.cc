@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <tuple>
 #include <utility>
 
@@ -245,6 +246,34 @@ Result<Decimal> parse_decimal(std::string_view text) {
       value.digits.size() > kMostDigitsOfLimit)
     return invalid_argument("the number {} is too large or too small for a limit", text);
   return value;
+}
+
+Status check_numbers(std::string_view json) {
+  const auto significant = [](std::string_view number) {
+    std::string digits;
+    for (const char c : number.substr(0, number.find_first_of("eE")))
+      if (c >= '0' && c <= '9') digits += c;
+    digits.erase(0, std::min(digits.find_first_not_of('0'), digits.size()));
+    digits.erase(digits.find_last_not_of('0') + 1);
+    return digits;
+  };
+  bool quoted = false;
+  for (std::size_t i = 0; i < json.size(); ++i) {
+    if (json[i] == '"') {
+      quoted = !quoted;
+    } else if (quoted) {
+      i += json[i] == '\\' ? 1 : 0;
+    } else if (json[i] == '-' || (json[i] >= '0' && json[i] <= '9')) {
+      const std::string_view number =
+          json.substr(i, std::min(json.find_first_not_of("0123456789+-.eE", i), json.size()) - i);
+      const auto parsed = nlohmann::json::parse(number, nullptr, false);
+      if (!parsed.is_number() || significant(parsed.dump()) != significant(number))
+        return unsupported(
+            "the number {:.100} of a schema has too many digits to be enforced as it is; give at most 17", number);
+      i += number.size() - 1;
+    }
+  }
+  return {};
 }
 
 int compare(const Decimal& a, const Decimal& b) {

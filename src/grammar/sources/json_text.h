@@ -29,6 +29,9 @@ struct Decimal {
 // Returns the value of a JSON number. `text`: as JSON writes it. Errors: kInvalidArgument beyond 40 digits or an
 // exponent beyond 100.
 Result<Decimal> parse_decimal(std::string_view text);
+// Checks that a double, or a whole number of 64 bits, holds every number of a JSON text, so that limits and constants
+// are enforced as written. Errors: kUnsupported, naming the first other number. REQUIRES: the text is valid JSON.
+Status check_numbers(std::string_view json);
 // Returns a negative number, 0 or a positive number as `a` is less than, equal to or greater than `b`.
 int compare(const Decimal& a, const Decimal& b);
 // Returns whether a value is a whole multiple of a step. Errors: kUnsupported for a step of more than 36 digits in the

@@ -176,10 +176,16 @@ Result<std::string> continued_message(const RequestOptions& options) {
 
 // Returns an error with a body's field as its setting; that of a grammar is the field that asked for it.
 Status about_grammar(const ApiRequest& request, const Status& status) {
-  for (const std::string_view setting : status.settings())
-    if (setting == "grammar" || setting == "json_schema")
-      return status.with_message(fmt::format("'{}': {}", request.grammar_field, status.message()))
-          .about({request.grammar_field});
+  for (const std::string_view setting : status.settings()) {
+    const bool of_tools = setting == "tools";
+    if (!of_tools && setting != "grammar" && setting != "json_schema") continue;
+    Status said = of_tools ? in_body(status)
+                           : status.with_message(fmt::format("'{}': {}", request.grammar_field, status.message()))
+                                 .about({request.grammar_field});
+    if (said.code() != StatusCode::kResourceExhausted) return said;
+    // A grammar that is too large does not overflow the context, as clients would read that code.
+    return unsupported("{}", said.message()).about({of_tools ? "tools" : std::string_view(request.grammar_field)});
+  }
   return in_body(status);
 }
 
