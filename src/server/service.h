@@ -17,8 +17,8 @@
 #include "server/http/http_server.h"
 #include "server/http/router.h"
 #include "server/inspector/inspector.h"
-#include "server/sessions/session_desk.h"
 #include "server/models/model_desk.h"
+#include "server/sessions/session_desk.h"
 #include "server/threads/text_thread.h"
 
 namespace kvasir::server {
@@ -58,7 +58,8 @@ class Service {
   // Ends the service's threads. Call it when HttpServer::run() has returned.
   void stop();
 
-  // Exchanges models, updates the Inspector's streams, and ends requests that have waited too long. Call it every kTick.
+  // Exchanges models, updates the Inspector's streams, and ends requests that have waited too long. Call it every
+  // kTick.
   static constexpr std::chrono::milliseconds kTick{250};
   void tick();
 

@@ -5,12 +5,12 @@
 #include <nlohmann/json.hpp>
 
 #include "base/status.h"
-#include "server/fields/ignored_fields.h"
 #include "server/dialects/anthropic.h"
 #include "server/dialects/infill.h"
 #include "server/dialects/llama_server.h"
 #include "server/dialects/ollama.h"
 #include "server/dialects/responses.h"
+#include "server/fields/ignored_fields.h"
 
 namespace kvasir::server {
 namespace {

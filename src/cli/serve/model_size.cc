@@ -63,20 +63,23 @@ Result<PlannedModel> plan_served_model(const ModelSettings& settings, std::uint6
   const std::uint64_t bound = memory == 0 ? machine : memory;
   const std::uint64_t fixed = planned.size.weights + buffers_of(options);
   if (fixed >= bound)
-    return exhausted("the weights of '{}' take {}, and there are {} of memory for all models; use a smaller model, or "
-                     "give more",
-                     printable(options.model, 500), human_bytes(planned.size.weights), human_bytes(bound))
+    return exhausted(
+               "the weights of '{}' take {}, and there are {} of memory for all models; use a smaller model, or "
+               "give more",
+               printable(options.model, 500), human_bytes(planned.size.weights), human_bytes(bound))
         .about({"memory"});
   CacheConditions conditions{
-      shape, config.context, options.chunk, options.kv_memory, bound - fixed, [&](const Backend::WorkspaceRequest& work) {
-        return cpu_workspace_bytes(backend_shape(config), work, threads);
-      }};
+      shape,
+      config.context,
+      options.chunk,
+      options.kv_memory,
+      bound - fixed,
+      [&](const Backend::WorkspaceRequest& work) { return cpu_workspace_bytes(backend_shape(config), work, threads); }};
   KVASIR_ASSIGN_OR_RETURN(const std::vector<KvCodec> codecs, codecs_of(options));
   for (const KvCodec& codec : codecs)
     if (codec != shape.codec()) conditions.others.push_back(shape.with(codec));
   KVASIR_ASSIGN_OR_RETURN(const CacheSize several, size_cache(conditions, spec, sequences_of(settings)));
-  planned.size.workspace =
-      buffers_of(options) + workspace_of(config, shape, *several.policy, several.chunk, threads);
+  planned.size.workspace = buffers_of(options) + workspace_of(config, shape, *several.policy, several.chunk, threads);
   planned.size.kv = several.bytes;
   if (options.kv_memory > 0) return planned;
   const std::uint64_t others = planned.size.weights + planned.size.workspace;

@@ -13,8 +13,8 @@
 
 #include "base/mapped_file.h"
 #include "base/status.h"
-#include "cli/command.h"
 #include "cli/chat_input.h"
+#include "cli/command.h"
 #include "cli/serve/model_size.h"
 #include "cli/serve/serve_config.h"
 #include "cli/serve/serve_models.h"
@@ -91,45 +91,6 @@ Result<std::vector<std::unique_ptr<Engine>>> preload(const ModelSet& set, server
   return engines;
 }
 
-// Returns whether other machines cannot reach a ZeroMQ endpoint.
-bool stays_here(std::string_view endpoint) {
-  if (!endpoint.starts_with("tcp://")) return true;
-  endpoint.remove_prefix(6);
-  return endpoint.starts_with("127.") || endpoint.starts_with("localhost:") || endpoint.starts_with("[::1]:");
-}
-
-// Returns null if no events are wanted.
-Result<std::unique_ptr<server::KvEvents>> open_events(server::KvEventOptions options, const std::string& model) {
-  if (options.endpoint.empty()) {
-    if (options.replay.empty() && options.topic.empty()) return std::unique_ptr<server::KvEvents>();
-    return invalid_argument("KV events are published only with --kv-events, for example tcp://127.0.0.1:5557");
-  }
-  if (options.topic.empty()) options.topic = server::default_kv_topic(model);
-  KVASIR_ASSIGN_OR_RETURN(auto events, server::KvEvents::open(options));
-  note("kvasir: KV events at {}, replay at {}, topic {}\n", events->endpoint(),
-       options.replay.empty() ? "no address" : events->replay_endpoint(), printable(options.topic, 200));
-  if (!stays_here(options.endpoint) || !stays_here(options.replay))
-    note("kvasir: KV events hold the tokens of prompts, and whoever reaches their addresses can read them\n");
-  return events;
-}
-
-// Logs that pages could not be swapped: the first time, then once a minute at most.
-class SwapWatch {
- public:
-  void look(const SwapReport& swap, server::Log& log) {
-    const auto now = std::chrono::steady_clock::now();
-    if (swap.failed <= failed_ || now < next_) return;
-    log.write(server::LogLevel::kWarning, "swap_failed",
-              {{"requests", swap.failed - failed_}, {"message", swap.why_failed}});
-    failed_ = swap.failed;
-    next_ = now + std::chrono::minutes(1);
-  }
-
- private:
-  std::int64_t failed_ = 0;  // failures already logged
-  std::chrono::steady_clock::time_point next_;
-};
-
 void log_arrival(server::Log& log, const server::HttpRequest& request) {
   if (log.writes(server::LogLevel::kDebug))
     log.write(server::LogLevel::kDebug, "http",
@@ -164,9 +125,18 @@ std::int64_t longest_context(const server::ModelDesk& desk) {
   return longest;
 }
 
-server::StepReport default_report(const server::ModelDesk& desk) {
-  const server::Served* const served = desk.list().front().served;
-  return served == nullptr ? server::StepReport() : served->steps.report();
+std::vector<server::ModelFigures> figures_of(const server::ModelDesk& desk) {
+  std::vector<server::ModelFigures> figures;
+  for (const server::ModelDesk::Info& model : desk.list())
+    figures.push_back({model.defaults.name, model.served != nullptr, model.loads, model.waiting,
+                       model.served != nullptr ? model.served->steps.report() : server::StepReport()});
+  return figures;
+}
+
+std::vector<std::string> names_of(const ModelSet& set) {
+  std::vector<std::string> names;
+  for (const ModelChoice& model : set.models) names.push_back(model.name);
+  return names;
 }
 
 Status print_plan(const ServeOptions& options) {
@@ -250,12 +220,12 @@ Status serve(const ServeOptions& options) {
   tenancy->join(*service, *desk, *http);
   server::RequestLog request_log(*log);
   const std::unique_ptr<server::Metrics> metrics =
-      server::Metrics::make({.model = name,
+      server::Metrics::make({.models = names_of(set),
                              .version = kVersion,
                              .context = longest_context(*desk),
                              .vllm = options.operations.vllm_metrics,
                              .open = options.operations.metrics_open},
-                            {.steps = [&] { return default_report(*desk); },
+                            {.models = [&] { return figures_of(*desk); },
                              .busy = [&] { return desk->busy(); },
                              .connections = [&] { return http->connections(); },
                              .dropped_log_lines = [&] { return log->dropped(); },
@@ -341,7 +311,8 @@ void add_prefix_options(CLI::App& command, ServeOptions& options) {
                             .add_option("--prefix-dir", options.model.engine.prefix_dir,
                                         "Folder in which beginnings of texts outlive the server; default: none")
                             ->type_name("FOLDER");
-  add_bytes_option(command, "--prefix-disk", options.model.engine.prefix_disk, "Most bytes of that folder; default: 10GiB")
+  add_bytes_option(command, "--prefix-disk", options.model.engine.prefix_disk,
+                   "Most bytes of that folder; default: 10GiB")
       ->needs(folder);
   CLI::Option* redis =
       command
@@ -395,7 +366,8 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   add_chunk_option(*command, options->model.engine);
   add_chat_template_option(*command, options->model.chat_template);
   add_template_arg_option(*command, options->model.engine.template_arguments);
-  add_policy_option(*command, options->model.policy, "Retention policy of requests that name none (see 'kvasir policies')")
+  add_policy_option(*command, options->model.policy,
+                    "Retention policy of requests that name none (see 'kvasir policies')")
       ->envname("KVASIR_KV")
       ->capture_default_str();
   add_demote_options(*command, options->model.demote, options->model.engine);

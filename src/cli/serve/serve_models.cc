@@ -52,7 +52,7 @@ Result<std::string> find_file(const std::string& typed, bool offline) {
 
 // Reads one table [[models]].
 Result<ModelChoice> read_model_table(const ModelSources& sources, const std::vector<server::ConfigValue>& table,
-                               const ModelSettings& common) {
+                                     const ModelSettings& common) {
   ModelChoice choice;
   choice.settings = common;
   ModelSettings& settings = choice.settings;
@@ -73,11 +73,10 @@ Result<ModelChoice> read_model_table(const ModelSources& sources, const std::vec
   options.add_option("--min-p", settings.min_p)->check(CLI::Range(0.0, 1.0));
   options.add_option("--max-batch", settings.batch)->check(in_range(1, 64));
   apply_config(options, sources.tables.file, table);
-  const std::string place =
-      table.empty() ? sources.tables.file + ": [[models]]: "
-                    : server::config_place(sources.tables.file, table.front().line, table.front().column);
-  if (typed.empty())
-    return invalid_argument("{}a table [[models]] needs a path, such as path = \"model.gguf\"", place);
+  const std::string place = table.empty()
+                                ? sources.tables.file + ": [[models]]: "
+                                : server::config_place(sources.tables.file, table.front().line, table.front().column);
+  if (typed.empty()) return invalid_argument("{}a table [[models]] needs a path, such as path = \"model.gguf\"", place);
   Result<std::string> path = find_file(typed, sources.offline);
   if (!path.ok()) return path.status().with_message(place + path.status().message());
   settings.engine.model = std::move(*path);
@@ -142,10 +141,11 @@ Status check_names(std::vector<ModelChoice>& models) {
     if (!model.asked && std::ranges::find(paths, path) != paths.end()) continue;
     const auto same = std::ranges::find(kept, model.name, &ModelChoice::name);
     if (same != kept.end())
-      return invalid_argument("two models have the name '{}': {} and {}; give one of them another with 'name' in a "
-                              "table [[models]], or rename its file",
-                              printable(model.name, 200), printable(same->settings.engine.model, 500),
-                              printable(model.settings.engine.model, 500));
+      return invalid_argument(
+          "two models have the name '{}': {} and {}; give one of them another with 'name' in a "
+          "table [[models]], or rename its file",
+          printable(model.name, 200), printable(same->settings.engine.model, 500),
+          printable(model.settings.engine.model, 500));
     paths.push_back(path);
     kept.push_back(std::move(model));
   }
@@ -176,7 +176,8 @@ Status plan_model(const ModelSet& set, ModelChoice& model) {
   model.settings.engine.kv_memory = planned.size.kv;
   if (planned.size.total() <= set.memory) return {};
   return exhausted(
-             "the model '{}' takes {}: {} of weights, {} of KV memory and {} of workspace; of --memory there are {}, so "
+             "the model '{}' takes {}: {} of weights, {} of KV memory and {} of workspace; of --memory there are {}, "
+             "so "
              "give more, a smaller --kv-memory or a smaller model",
              printable(model.name, 200), human_bytes(planned.size.total()), human_bytes(planned.size.weights),
              human_bytes(planned.size.kv), human_bytes(planned.size.workspace), human_bytes(set.memory))
@@ -190,9 +191,8 @@ void add_model_sources(CLI::App& command, ModelSources& sources) {
       .add_option("--models-dir", sources.folder,
                   "Serve every model of this folder too, named by its file, each loaded when it is asked for")
       ->type_name("FOLDER");
-  command
-      .add_flag("--pulled-models", sources.pulled,
-                "Serve the models that 'kvasir pull' has stored too, each loaded when it is asked for");
+  command.add_flag("--pulled-models", sources.pulled,
+                   "Serve the models that 'kvasir pull' has stored too, each loaded when it is asked for");
   add_bytes_option(command, "--memory", sources.memory,
                    "Bound of the weights, the KV memory and the workspace of all loaded models together; default: what "
                    "the system has left, for several models");
@@ -233,9 +233,10 @@ Result<ModelSet> list_models(const ModelSources& sources, const ModelSettings& c
     if (model.preload) preloaded += model.size.total();
   }
   if (set.memory > 0 && preloaded > set.memory)
-    return exhausted("the models that are loaded at the start take {} together, and --memory is {}; load fewer of them "
-                     "then, or give more",
-                     human_bytes(preloaded), human_bytes(set.memory))
+    return exhausted(
+               "the models that are loaded at the start take {} together, and --memory is {}; load fewer of them "
+               "then, or give more",
+               human_bytes(preloaded), human_bytes(set.memory))
         .about({"memory"});
   return set;
 }

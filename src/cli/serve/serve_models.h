@@ -40,12 +40,12 @@ struct ModelChoice {
 };
 
 struct ModelSources {
-  std::string typed;     // as given to -m; empty: none was given or found
-  std::string name;      // of --name; empty: that of the file
-  ConfigTables tables;   // [[models]]
-  std::string folder;    // --models-dir; empty: none
-  bool pulled = false;   // --pulled-models
-  bool offline = false;  // fetch nothing
+  std::string typed;         // as given to -m; empty: none was given or found
+  std::string name;          // of --name; empty: that of the file
+  ConfigTables tables;       // [[models]]
+  std::string folder;        // --models-dir; empty: none
+  bool pulled = false;       // --pulled-models
+  bool offline = false;      // fetch nothing
   std::uint64_t memory = 0;  // --memory; 0: of one model, no bound; of several, what the system has left
 };
 

@@ -41,8 +41,8 @@ std::vector<std::vector<std::size_t>> fitting_sets(const ModelSet& set) {
     if (usable && (set.memory == 0 || bytes <= set.memory)) fitting.push_back(chosen);
   }
   for (const unsigned chosen : fitting) {
-    const bool part = std::ranges::any_of(
-        fitting, [&](unsigned other) { return other != chosen && (other & chosen) == chosen; });
+    const bool part =
+        std::ranges::any_of(fitting, [&](unsigned other) { return other != chosen && (other & chosen) == chosen; });
     if (part) continue;
     std::vector<std::size_t>& members = sets.emplace_back();
     for (std::size_t i = 0; i < count; ++i)

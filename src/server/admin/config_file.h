@@ -33,8 +33,8 @@ struct ConfigValue {
 std::string config_place(std::string_view file, int line, int column);
 
 // Parses a file's text; returns its values in their order in the file. `file`: its name, for messages. Errors:
-// kInvalidArgument with the place for text that is not TOML, a duplicate key, a table other than one of a list ([[NAME]]),
-// a date, or a list of anything but strings.
+// kInvalidArgument with the place for text that is not TOML, a duplicate key, a table other than one of a list
+// ([[NAME]]), a date, or a list of anything but strings.
 Result<std::vector<ConfigValue>> parse_config(std::string_view text, std::string_view file);
 
 // Returns a text as a TOML string, quotes included. Bytes that are not valid UTF-8 become U+FFFD.

@@ -94,9 +94,9 @@ void Tenancy::keep_unset(const QuotaChange& change) {
   unset_.push_back(change);
 }
 
-// Sends one batch at a time to the models that are loaded, in order: floors are lowered before others are raised. A model
-// that is loaded later begins with the newest. Quotas that could not be set are sent again at the next check of the keys
-// file.
+// Sends one batch at a time to the models that are loaded, in order: floors are lowered before others are raised. A
+// model that is loaded later begins with the newest. Quotas that could not be set are sent again at the next check of
+// the keys file.
 void Tenancy::send_quotas() {
   if (models_ == nullptr || unset_.empty() || sends_ > 0) return;
   const auto batch = std::make_shared<const std::vector<QuotaChange>>(std::exchange(unset_, {}));

@@ -19,8 +19,8 @@
 #include "server/admin/key_gate.h"
 #include "server/admin/usage_recorder.h"
 #include "server/http/http_server.h"
-#include "server/service.h"
 #include "server/models/model_desk.h"
+#include "server/service.h"
 
 namespace kvasir::server {
 

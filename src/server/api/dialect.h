@@ -56,7 +56,7 @@ struct ReadContext {
   const HttpRequest& http;  // its body may be elsewhere
   const Caller& caller;
   const ModelText& text;
-  SamplingOptions sampling;  // of requests that give no temperature
+  SamplingOptions sampling;          // of requests that give no temperature
   std::int64_t trained_context = 0;  // of the model, in tokens
 };
 

@@ -42,9 +42,9 @@ Flight::Flight(const FlightDeck& deck, const Dialect& dialect, AnswerHead head, 
 
 void Flight::start() {
   exchange_.answer->on_closed([self = shared_from_this()] { self->leave(); });
-  waits_ = deck_.models.ask(
-      dialect_.model_of(asked_model(body_)),
-      [self = shared_from_this()](Result<ModelLease> lease) { self->got_model(std::move(lease)); });
+  waits_ =
+      deck_.models.ask(dialect_.model_of(asked_model(body_)),
+                       [self = shared_from_this()](Result<ModelLease> lease) { self->got_model(std::move(lease)); });
 }
 
 void Flight::got_model(Result<ModelLease> lease) {
@@ -56,6 +56,7 @@ void Flight::got_model(Result<ModelLease> lease) {
   }
   model_ = std::move(*lease);
   head_.model = model_->defaults.name;
+  record_.set_model(head_.model);
   preparing_ = true;
   const Status queued = deck_.texts.run(
       body_.size(), [self = shared_from_this()] { self->prepare(); }, [self = shared_from_this()] { self->prepared(); },
@@ -74,8 +75,7 @@ void Flight::wait_until(std::chrono::steady_clock::time_point latest) {
 void Flight::prepare() {
   if (cancelled_) return;
   try {
-    Result<ReadyRequest> ready =
-        server::prepare(body_, {&dialect_, &exchange_, session_route_}, *model_);
+    Result<ReadyRequest> ready = server::prepare(body_, {&dialect_, &exchange_, session_route_}, *model_);
     preparation_ = ready.status();
     if (ready.ok()) ready_ = std::move(*ready);
   } catch (const std::bad_alloc&) {

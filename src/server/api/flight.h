@@ -1,9 +1,9 @@
 // One completion under way: from its body to the end of its answer.
 //
 // First the flight waits for the model that the body names (server/models/model_desk.h), and keeps it until the answer
-// ends. The body is prepared on the text thread (server/api/prepare.h), as its dialect reads it. Each prompt then becomes a
-// request of the engine; the samples are the answer's choices. A completion of a session first opens the session, and
-// writes it back before the answer ends. Thread-safety: the I/O thread's alone, except prepare().
+// ends. The body is prepared on the text thread (server/api/prepare.h), as its dialect reads it. Each prompt then
+// becomes a request of the engine; the samples are the answer's choices. A completion of a session first opens the
+// session, and writes it back before the answer ends. Thread-safety: the I/O thread's alone, except prepare().
 #pragma once
 
 #include <atomic>
@@ -33,8 +33,8 @@ struct FlightDeck {
   TextThread& texts;
   Traffic& traffic;
   SessionDesk* sessions;  // of the default model, which is loaded then; null: the server has no sessions
-  // How long a request may wait for its model and its first pass before it is refused with 503; 0: for ever. With a limit a stream
-  // begins with the first pass, so that it can still be refused.
+  // How long a request may wait for its model and its first pass before it is refused with 503; 0: for ever. With a
+  // limit a stream begins with the first pass, so that it can still be refused.
   std::chrono::seconds queue_timeout{0};
 };
 

@@ -10,8 +10,8 @@
 //   POST /v1/kv/plan                    {prompt | messages | prompt_tokens, max_tokens, n, kv: {policy}} -> the memory;
 //                                       what the whole server has free now only for those that may see it (Caller)
 //
-// Each takes "model", and loads that model if need be. Tokens are exactly those that a completion of the same body would read. All work is done on the text thread.
-// Thread-safety: the I/O thread's alone.
+// Each takes "model", and loads that model if need be. Tokens are exactly those that a completion of the same body
+// would read. All work is done on the text thread. Thread-safety: the I/O thread's alone.
 #pragma once
 
 #include "server/http/router.h"

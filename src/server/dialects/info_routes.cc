@@ -81,8 +81,9 @@ void InfoRoutes::add_routes(Router& router) {
   });
   get("/api/ps", ollama_error,
       [this](const Exchange& exchange) { exchange.send_json(200, text_of(ollama_running(models_.list()))); });
-  get("/api/version", ollama_error,
-      [this](const Exchange& exchange) { exchange.send_json(200, text_of({{"version", options_.version}})); });
+  get("/api/version", ollama_error, [this](const Exchange& exchange) {
+    exchange.send_json(200, text_of({{"version", options_.version}}));
+  });
   get("/props", llama_error, [this](const Exchange& exchange) { props(exchange); });
   get("/slots", llama_error, [this](Exchange exchange) { slots(std::move(exchange)); });
   router.add(
@@ -125,7 +126,7 @@ void InfoRoutes::slots(Exchange exchange) const {
   const int places = model->defaults.parallel;
   const auto shared = std::make_shared<Exchange>(std::move(exchange));
   const auto answer = [shared, places, context = model->summary.context](const SequenceList& own,
-                                                                          std::int64_t running) {
+                                                                         std::int64_t running) {
     if (shared->request.query.find("fail_on_no_slot=1") != std::string::npos && running >= places)
       return shared->refuse(503, "no slot is free now; try again later", "", {{"Retry-After", "1"}});
     shared->send_json(200, text_of(llama_slots(own, context, std::min(places, kMostSlots))));

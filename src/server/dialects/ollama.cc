@@ -149,12 +149,9 @@ Json details_of(const ModelSummary& model) {
 }
 
 Json entry_of(const ModelDesk::Info& model) {
-  Json one = {{"name", model.defaults.name},
-              {"model", model.defaults.name},
-              {"size", model.size.weights},
-              {"kv_size", model.size.kv},
-              {"state", name_of(model.state)},
-              {"digest", digest_of(model.summary)},
+  Json one = {{"name", model.defaults.name},         {"model", model.defaults.name},
+              {"size", model.size.weights},          {"kv_size", model.size.kv},
+              {"state", name_of(model.state)},       {"digest", digest_of(model.summary)},
               {"details", details_of(model.summary)}};
   if (!model.reason.empty()) one["reason"] = model.reason;
   return one;

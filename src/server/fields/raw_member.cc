@@ -49,7 +49,8 @@ std::string_view take_value(std::string_view& text) {
 
 // Whether a string with its quotes stands for the name.
 bool is_name(std::string_view key, std::string_view name) {
-  if (key.find('\\') == std::string_view::npos) return key.size() == name.size() + 2 && key.substr(1, name.size()) == name;
+  if (key.find('\\') == std::string_view::npos)
+    return key.size() == name.size() + 2 && key.substr(1, name.size()) == name;
   return nlohmann::json::parse(key, nullptr, false) == name;
 }
 

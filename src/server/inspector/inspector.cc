@@ -166,8 +166,8 @@ Inspector::Seen Inspector::look(const Engine& engine, const TokenQuery& query) {
   return seen;
 }
 
-// Has the step thread make views. It gets weak references only: watchers must be destroyed on the I/O thread. Views of a
-// model that is not loaded are empty.
+// Has the step thread make views. It gets weak references only: watchers must be destroyed on the I/O thread. Views of
+// a model that is not loaded are empty.
 Status Inspector::ask(const std::vector<std::shared_ptr<Watcher>>& watchers, bool stream) {
   ModelLease& model = stream ? model_ : watchers.front()->model;
   model = models_.look();

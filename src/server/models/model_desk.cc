@@ -65,9 +65,8 @@ ModelDesk::ModelDesk(std::vector<ModelEntry> entries, Options options)
     const ModelEntry& one = made->entry;
     const std::uint64_t beside = one.pinned ? pinned - std::min(pinned, one.size.total()) : pinned;
     if (one.refusal.ok() && options_.memory > 0 && one.size.total() + beside > options_.memory)
-      made->entry.refusal = invalid_argument(
-          "it takes {} bytes, and {} of the server's --memory are left for it", one.size.total(),
-          options_.memory - std::min(options_.memory, beside));
+      made->entry.refusal = invalid_argument("it takes {} bytes, and {} of the server's --memory are left for it",
+                                             one.size.total(), options_.memory - std::min(options_.memory, beside));
     if (!one.refusal.ok()) {
       made->state = ModelState::kFailed;
       made->failure = one.refusal;
@@ -92,7 +91,8 @@ Status ModelDesk::install(std::size_t model, std::unique_ptr<Engine> engine) {
 
 ModelDesk::Model* ModelDesk::find_model(std::string_view name) const {
   if (name.empty()) return models_.front().get();
-  const auto found = std::ranges::find_if(models_, [&](const auto& model) { return model->entry.defaults.name == name; });
+  const auto found =
+      std::ranges::find_if(models_, [&](const auto& model) { return model->entry.defaults.name == name; });
   return found == models_.end() ? nullptr : found->get();
 }
 
@@ -114,7 +114,8 @@ ModelDesk::WaitId ModelDesk::ask(std::string_view name, Answer answer) {
   }
   const auto now = Clock::now();
   if (!model->entry.refusal.ok()) {
-    answer(invalid_argument("the model '{}' cannot be loaded: {}", model->entry.defaults.name, model->failure.message()));
+    answer(
+        invalid_argument("the model '{}' cannot be loaded: {}", model->entry.defaults.name, model->failure.message()));
     return 0;
   }
   if (model->state == ModelState::kFailed && now - model->since < options_.retry) {
@@ -296,7 +297,7 @@ void ModelDesk::load(Model& model) {
 
 void ModelDesk::loaded(Model& model, Result<std::unique_ptr<Engine>> engine) {
   const Status status = engine.ok() ? begin_serving(model, std::move(*engine)) : engine.status();
-  if (!status.ok()) fail(model, status);
+  status.ok() ? log(model, "loaded") : fail(model, status);
   pump();
 }
 
@@ -310,7 +311,6 @@ Status ModelDesk::begin_serving(Model& model, std::unique_ptr<Engine> engine) {
   model.state = ModelState::kLoaded;
   model.since = model.used = Clock::now();
   ++model.loads;
-  log(model, "loaded");
   return {};
 }
 

@@ -46,10 +46,10 @@ struct ModelEntry {
   // As far as the file's header tells while the model is not loaded: name, architecture, context, vocabulary and
   // weight_bytes.
   ModelSummary summary;
-  Status refusal = {};    // why it can never be loaded; ok if it may be
+  Status refusal = {};  // why it can never be loaded; ok if it may be
   // Loads the model. Called on the desk's thread.
   std::function<Result<std::unique_ptr<Engine>>()> load = {};
-  bool pinned = false;  // never unloaded once it is loaded
+  bool pinned = false;                           // never unloaded once it is loaded
   std::function<void(Engine&)> after_pass = {};  // see StepThread::Options
 };
 
@@ -83,9 +83,9 @@ class ModelLease {
 class ModelDesk {
  public:
   struct Options {
-    Post post;                  // to the I/O thread
-    std::size_t queue = 1024;   // see StepThread::Options; as many requests may wait for one model to be loaded
-    std::uint64_t memory = 0;   // most bytes of all loaded models; 0: no bound
+    Post post;                 // to the I/O thread
+    std::size_t queue = 1024;  // see StepThread::Options; as many requests may wait for one model to be loaded
+    std::uint64_t memory = 0;  // most bytes of all loaded models; 0: no bound
     std::chrono::milliseconds patience{2000};
     std::chrono::milliseconds retry{10000};  // from a failure to load until the next try
     // Called on the I/O thread with each engine that was loaded, before it takes requests. An error is a failure to
@@ -194,7 +194,7 @@ class ModelDesk {
   bool pumping_ = false;
   bool again_ = false;  // something has changed while pump() runs
   bool stopped_ = false;
-  TextThread worker_;   // last: its jobs use the others
+  TextThread worker_;  // last: its jobs use the others
 };
 
 // Returns how an error of ModelDesk::ask() is reported: 404 for an unknown name, 429 where too many wait, otherwise 503
