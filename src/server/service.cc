@@ -61,7 +61,6 @@ Service::Service(ModelDesk& models, TextThread& texts, ServiceOptions options)
 }
 
 void Service::tick() {
-  models_.tick();
   inspector_.tick();
   completions_.tick();
 }

@@ -58,7 +58,7 @@ class Service {
   // Ends the service's threads. Call it when HttpServer::run() has returned.
   void stop();
 
-  // Exchanges models, updates the Inspector's streams, and ends requests that have waited too long. Call it every
+  // Updates the Inspector's streams, and ends requests that have waited too long. Call it every
   // kTick.
   static constexpr std::chrono::milliseconds kTick{250};
   void tick();

@@ -84,6 +84,7 @@ class ModelDesks : public ::testing::Test {
     options_.post = loop_.post();
     options_.memory = memory;
     options_.patience = patience;
+    options_.grace = milliseconds(0);
     options_.log = [this](const std::string& model, std::string_view event, const std::string&) {
       log_.push_back(std::string(event) + " " + model);
       std::uint64_t bytes = 0;

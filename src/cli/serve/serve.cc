@@ -234,6 +234,7 @@ Status serve(const ServeOptions& options) {
   service->traffic().add(metrics.get());
   metrics->add_route(service->router());
   http->every(server::Service::kTick, [&] { service->tick(); });
+  http->every(server::ModelDesk::kTick, [&] { desk->tick(); });
   catch_interrupts();
   catch_hang_up(options.operations);
   bool drains = false;

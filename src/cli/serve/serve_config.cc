@@ -28,6 +28,12 @@ bool is_configurable(const CLI::Option& option) {
   return option.get_configurable() && !option.get_lnames().empty();
 }
 
+// Returns an option's type without what its checks add behind a colon.
+std::string type_of(const CLI::Option& option) {
+  const std::string type = option.get_type_name();
+  return type.substr(0, type.find(':'));
+}
+
 [[noreturn]] void refuse(const std::string& problem) {
   throw CLI::ParseError(problem, CLI::ExitCodes::InvalidError);
 }
@@ -49,7 +55,7 @@ std::string unknown(const CLI::App& command, const std::string& name) {
 // Returns the problem with the type of a value, or "".
 std::string type_problem(const CLI::Option& option, ConfigValue::Type type) {
   using Type = ConfigValue::Type;
-  const std::string wanted = option.get_type_name();
+  const std::string wanted = type_of(option);
   if (wanted == kTables)
     return type == Type::kTables ? "" : fmt::format("tables are expected, each below a line [[{}]]", long_name(option));
   if (type == Type::kTables) return "this is a table; options stand in none, each on a line such as port = 8080";
@@ -113,7 +119,7 @@ void read_config(CLI::App& command, const std::string& file, ConfigTables* table
 
 // Returns an option's value as TOML; empty if it has none.
 std::string value_of(const CLI::Option& option) {
-  const std::string type = option.get_type_name();
+  const std::string type = type_of(option);
   if (option.get_items_expected_max() == 0) {
     const std::string otherwise = option.get_default_str().empty() ? "false" : option.get_default_str();
     return option.count() > 0 ? option.results().back() : otherwise;

@@ -66,12 +66,12 @@ Result<ModelChoice> read_model_table(const ModelSources& sources, const std::vec
   add_kv_memory_option(options, settings.engine);
   options.add_option("--kv-type", settings.engine.kv_type)->type_name("TYPE");
   options.add_option("--kv-types", settings.kv_types)->type_name("TYPES")->take_all()->allow_extra_args(false);
-  options.add_option("--chunk", settings.engine.chunk);
+  options.add_option("--chunk", settings.engine.chunk)->type_name("INT");
   options.add_option("--chat-template", settings.chat_template)->type_name("FILE");
-  options.add_option("--temp", settings.temperature)->check(CLI::Range(0.0, 100.0));
-  options.add_option("--top-p", settings.top_p)->check(CLI::Range(1e-6, 1.0));
-  options.add_option("--min-p", settings.min_p)->check(CLI::Range(0.0, 1.0));
-  options.add_option("--max-batch", settings.batch)->check(in_range(1, 64));
+  options.add_option("--temp", settings.temperature)->check(CLI::Range(0.0, 100.0))->type_name("FLOAT");
+  options.add_option("--top-p", settings.top_p)->check(CLI::Range(1e-6, 1.0))->type_name("FLOAT");
+  options.add_option("--min-p", settings.min_p)->check(CLI::Range(0.0, 1.0))->type_name("FLOAT");
+  options.add_option("--max-batch", settings.batch)->check(in_range(1, 64))->type_name("INT");
   apply_config(options, sources.tables.file, table);
   const std::string place = table.empty()
                                 ? sources.tables.file + ": [[models]]: "
@@ -200,6 +200,11 @@ void add_model_sources(CLI::App& command, ModelSources& sources) {
 
 Result<ModelSet> list_models(const ModelSources& sources, const ModelSettings& common, bool pins_first) {
   ModelSet set;
+  if (common.engine.model.empty() && !sources.name.empty())
+    return invalid_argument(
+               "--name is for the model of -m, and there is none; models of a folder have the names of "
+               "their files, those of [[models]] each a 'name'")
+        .about({"name"});
   if (!common.engine.model.empty()) {
     ModelChoice& first = set.models.emplace_back();
     first.settings = common;
@@ -225,7 +230,7 @@ Result<ModelSet> list_models(const ModelSources& sources, const ModelSettings& c
     KVASIR_RETURN_IF_ERROR(finish_settings(model.settings));
     if (!model.refusal.ok()) continue;
     if (const Status planned = plan_model(set, model); !planned.ok()) {
-      if (set.memory == 0) continue;  // loading it says why
+      if (set.memory == 0 && model.preload) continue;  // loading it says why
       if (model.asked || model.preload) return planned;
       model.refusal = planned;
       continue;

@@ -156,7 +156,9 @@ ModelLease ModelDesk::lend(Model& model) {
 }
 
 void ModelDesk::give_back(std::size_t model) {
-  if (--models_[model]->leases == 0) pump();
+  if (--models_[model]->leases > 0) return;
+  models_[model]->idle = Clock::now();
+  pump();
 }
 
 ModelDesk::Info ModelDesk::info_of(const Model& model) {
@@ -254,21 +256,23 @@ void ModelDesk::start_job() {
 // Unloads a model that nobody uses if that helps to make room. Otherwise, if `close_busy`, closes those in use that are
 // in the way. Returns whether it has unloaded one.
 bool ModelDesk::make_room(const Model& wanted, bool close_busy) {
+  const auto now = Clock::now();
   std::vector<Model*> idle, busy;
-  for (const auto& model : models_)
-    if (model->state == ModelState::kLoaded && !model->entry.pinned)
-      (model->leases == 0 ? idle : busy).push_back(model.get());
+  for (const auto& model : models_) {
+    if (model->state != ModelState::kLoaded || model->entry.pinned) continue;
+    const bool waits = now - model->idle < options_.grace && now - model->since < options_.patience;
+    (model->leases == 0 && (model->closed || !waits) ? idle : busy).push_back(model.get());
+  }
   std::ranges::sort(idle, {}, [](const Model* model) { return model->used; });
   std::uint64_t freed = 0;
-  for (std::size_t i = 0; i < idle.size(); ++i) {
-    freed += idle[i]->entry.size.total();
+  for (const Model* model : idle) {
+    freed += model->entry.size.total();
     if (!fits(wanted, freed)) continue;
     unload(*idle.front());
     return true;
   }
   if (!close_busy) return false;
   std::ranges::sort(busy, {}, [](const Model* model) { return model->since; });
-  const auto now = Clock::now();
   for (Model* model : busy) {
     if (now - model->since < options_.patience) return false;  // each gets its time
     model->closed = true;
@@ -309,7 +313,7 @@ Status ModelDesk::begin_serving(Model& model, std::unique_ptr<Engine> engine) {
                                           StepThread::Options{options_.post, options_.queue, model.entry.after_pass});
   model.entry.summary = model.served->steps.model();
   model.state = ModelState::kLoaded;
-  model.since = model.used = Clock::now();
+  model.since = model.used = model.idle = Clock::now();
   ++model.loads;
   return {};
 }

@@ -3,7 +3,8 @@
 // A request asks for a model by its name and gets a lease once the model is loaded. Models are loaded when they are
 // first asked for, one at a time, by a thread of the desk. All that are loaded stay within one bound of memory. To load
 // one more, the desk unloads models that no lease holds, the one that was asked for longest ago first. A model that a
-// lease holds is never unloaded.
+// lease holds is never unloaded. One whose last lease has just ended stays for Options::grace: its clients often ask
+// again.
 //
 // No model starves. Once the request that has waited longest for an unloaded model has waited for Options::patience,
 // the models in its way give no further leases. They are unloaded when the last lease has ended. A model that was
@@ -87,6 +88,7 @@ class ModelDesk {
     std::size_t queue = 1024;  // see StepThread::Options; as many requests may wait for one model to be loaded
     std::uint64_t memory = 0;  // most bytes of all loaded models; 0: no bound
     std::chrono::milliseconds patience{2000};
+    std::chrono::milliseconds grace{100};
     std::chrono::milliseconds retry{10000};  // from a failure to load until the next try
     // Called on the I/O thread with each engine that was loaded, before it takes requests. An error is a failure to
     // load. May be empty.
@@ -140,7 +142,8 @@ class ModelDesk {
   // Returns the time since the longest pass under way began, of all models; 0 between passes.
   std::chrono::steady_clock::duration busy() const;
 
-  // Makes room for requests that have waited too long. Call it several times a second.
+  // Makes room for requests that wait. Call it every kTick.
+  static constexpr std::chrono::milliseconds kTick{50};
   void tick() { pump(); }
 
   // Ends the desk's thread after its current job, and the threads of all models. No lease may be used afterwards.
@@ -165,6 +168,7 @@ class ModelDesk {
     std::deque<Waiter> waiters;
     bool closed = false;      // gives no leases: it is to make room
     Clock::time_point used;   // when it was last asked for
+    Clock::time_point idle;   // since when no lease holds it
     Clock::time_point since;  // when it was loaded, or has failed
     Status failure;
   };
