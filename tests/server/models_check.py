@@ -302,7 +302,7 @@ def check_bad_folders(models, folder):
             file.write(content)
     with started(models.kvasir, "--models-dir", mixed, "--kv-memory", "8MiB") as server:
         now = states(server)
-        assert list(now) == ["cut", "dangling", "empty", "good", "nested", "text"], now
+        assert list(now) == ["good", "cut", "dangling", "empty", "nested", "text"], now  # the first that is usable is the default
         for name in ("cut", "dangling", "empty", "text"):
             assert now[name]["state"] == "failed" and now[name]["reason"] and mixed not in now[name]["reason"], now[name]
             status, _, got = post(server, "/v1/completions", {"model": name, "prompt": "a"})
@@ -331,19 +331,36 @@ def check_bad_folders(models, folder):
     assert "two models have the name 'good'" in refused(models.kvasir, "--models-dir", mixed)
 
 
+def check_pulled(models, folder):
+    """The models of Kvasir's own folder; a file that is there already is one model, not two."""
+    cache = os.path.join(folder, "cache", "models")
+    os.makedirs(cache)
+    shutil.copy(models.small_path, os.path.join(cache, "pulled.gguf"))
+    environment = {"KVASIR_CACHE": os.path.dirname(cache), "HF_HUB_CACHE": os.path.join(folder, "none")}
+    with LiveServer(models.kvasir, None, "--pulled-models", "--models-dir", cache, "--kv-memory", "8MiB", place=(),
+                    environment=environment) as server:
+        assert list(states(server)) == ["pulled"], states(server)
+        assert answers(server, "pulled")["/v1/completions"] == models.alone["small"]["/v1/completions"]
+    with LiveServer(models.kvasir, None, "--pulled-models", "--models-dir", models.folder, "--kv-memory", "8MiB", place=(),
+                    environment=environment) as server:
+        assert list(states(server)) == ["large", "small", "pulled"], states(server)
+        assert answers(server, "pulled")["/v1/completions"] == models.alone["small"]["/v1/completions"]
+
+
 def check_memory(models):
     """Bounds that no model, some models or all models fit into."""
     line = refused(models.kvasir, "-m", models.large_path, "--memory", "1MiB")
     assert "memory" in line and "weights" in line, line
     for size in ("nonsense", "-1", "1ZiB"):
         assert "--memory" in refused(models.kvasir, "-m", models.small_path, "--memory", size), size
+    assert "--name is for the model of -m" in refused(models.kvasir, "--models-dir", models.folder, "--name", "m")
     line = refused(models.kvasir, "-m", models.large_path, "--memory", "30MiB", "--kv-memory", "20MiB")
     assert "the model 'large' takes" in line, line
     # Found ones that are too large are listed so.
     with started(models.kvasir, "--models-dir", models.folder, "--memory", "20MiB", "--kv-memory", "4MiB") as server:
         now = states(server)
         assert now["large"]["state"] == "failed" and "of --memory there are 20.0 MiB" in now["large"]["reason"], now["large"]
-        assert post(server, "/v1/completions", {"prompt": "a"})[0] == 400
+        assert post(server, "/v1/completions", {"model": "large", "prompt": "a"})[0] == 400
         assert post(server, "/v1/completions", {"model": "small", "prompt": "a", "max_tokens": 1})[0] == 200
     # All that are loaded at the start have to fit together.
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
@@ -389,7 +406,8 @@ def main(kvasir, model, small):
         models = Models(kvasir, model, small, folder)
         for check in (lambda: check_every_dialect(models), lambda: check_exchange(models), lambda: check_busy_models_stay(models),
                       lambda: check_no_starvation(models), lambda: check_drain(models), lambda: check_configuration(models, folder),
-                      lambda: check_bad_folders(models, folder), lambda: check_memory(models), lambda: check_sessions(models, folder)):
+                      lambda: check_bad_folders(models, folder), lambda: check_pulled(models, folder),
+                      lambda: check_memory(models), lambda: check_sessions(models, folder)):
             begun = time.monotonic()
             check()
             print(f"{check.__code__.co_names[0]}: ok ({time.monotonic() - begun:.1f} s)", flush=True)

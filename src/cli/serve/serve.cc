@@ -194,8 +194,9 @@ Status serve(const ServeOptions& options) {
   desk_options.queue = options.queue;
   desk_options.memory = set.memory;
   desk_options.log = [&](const std::string& model, std::string_view event, const std::string& why) {
-    if (why.empty()) return log->write(server::LogLevel::kInfo, event, {{"model", model}});
-    log->write(server::LogLevel::kWarning, event, {{"model", model}, {"message", why}});
+    const std::string name_of_event = fmt::format("model_{}", event);
+    if (why.empty()) return log->write(server::LogLevel::kInfo, name_of_event, {{"model", model}});
+    log->write(server::LogLevel::kWarning, name_of_event, {{"model", model}, {"message", why}});
   };
   desk_options.prepare = [&](std::size_t model, Engine& engine) {
     if (model == 0) engine.set_prefix_listener(events.get());

@@ -222,21 +222,30 @@ Result<ModelSet> list_models(const ModelSources& sources, const ModelSettings& c
                             sources.folder.empty() ? "the folder of pulled models" : printable(sources.folder, 500))
         .about({"models_dir"});
   set.memory = memory_bound_of(sources, set.models.size());
+  if (const std::uint64_t available = memory_bound(); sources.memory > available)
+    note("kvasir: --memory {} is more than the {} of memory available: a model may fail to load\n",
+         human_bytes(sources.memory), human_bytes(available));
+  std::optional<std::size_t> first;  // that can be loaded: the default
   std::uint64_t preloaded = 0;
   for (std::size_t i = 0; i < set.models.size(); ++i) {
     ModelChoice& model = set.models[i];
-    if (i == 0 && pins_first) model.preload = true;
-    if (i > 0) model.settings.engine.prefix_dir.clear();  // a folder that one engine alone may use
-    KVASIR_RETURN_IF_ERROR(finish_settings(model.settings));
     if (!model.refusal.ok()) continue;
-    if (const Status planned = plan_model(set, model); !planned.ok()) {
-      if (set.memory == 0 && model.preload) continue;  // loading it says why
-      if (model.asked || model.preload) return planned;
+    if (first) model.settings.engine.prefix_dir.clear();  // a folder that one engine alone may use
+    model.preload |= !first && pins_first;
+    KVASIR_RETURN_IF_ERROR(finish_settings(model.settings));
+    const Status planned = plan_model(set, model);
+    // Without a bound, loading a model at the start says what is wrong with it.
+    if (!planned.ok() && (set.memory > 0 || !model.preload)) {
+      if (model.asked) return planned;
       model.refusal = planned;
       continue;
     }
+    if (!first) first = i;
     if (model.preload) preloaded += model.size.total();
   }
+  if (first)
+    std::rotate(set.models.begin(), set.models.begin() + std::ptrdiff_t(*first),
+                set.models.begin() + std::ptrdiff_t(*first) + 1);
   if (set.memory > 0 && preloaded > set.memory)
     return exhausted(
                "the models that are loaded at the start take {} together, and --memory is {}; load fewer of them "
