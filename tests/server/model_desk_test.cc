@@ -100,8 +100,8 @@ class ModelDesks : public ::testing::Test {
   }
 
   // Asks, and keeps what comes: the lease under `key`, or the error.
-  ModelDesk::WaitId ask(const std::string& name, const std::string& key) {
-    return desk_->ask(name, [this, key](Result<ModelLease> lease) {
+  ModelDesk::WaitId ask(const std::string& name, const std::string& key, int tenant = 0) {
+    return desk_->ask(name, tenant, [this, key](Result<ModelLease> lease) {
       order_.push_back(key);
       if (lease.ok()) {
         leases_[key] = std::move(*lease);
@@ -202,7 +202,7 @@ TEST_F(ModelDesks, StarveNobodyUnderSteadyTrafficToBoth) {
   };
   std::vector<Client> clients(4);
   std::function<void(Client&)> begin = [&](Client& client) {
-    desk_->ask(client.name, [&client](Result<ModelLease> lease) {
+    desk_->ask(client.name, 0, [&client](Result<ModelLease> lease) {
       ASSERT_TRUE(lease.ok());
       client.lease = std::move(*lease);
       ++client.answers;
@@ -326,6 +326,17 @@ TEST_F(ModelDesks, BoundThoseThatWait) {
   ask("a", "third");
   EXPECT_EQ(error_of_model(errors_["third"]).http, 429);
   ASSERT_TRUE(wait_for("second"));
+}
+
+TEST_F(ModelDesks, ATenantLeavesOthersRoomToWait) {
+  options_.queue = 4;
+  open({entry("a", 10)}, 0);
+  for (const char* key : {"1.1", "1.2", "1.3"}) ask("a", key, 1);
+  EXPECT_EQ(error_of_model(errors_["1.3"]).http, 429);
+  ask("a", "2.1", 2);
+  EXPECT_FALSE(errors_.contains("2.1"));
+  ASSERT_TRUE(wait_for("2.1"));
+  EXPECT_EQ(errors_.size(), 1u);
 }
 
 TEST_F(ModelDesks, RefusedPreparationIsAFailure) {

@@ -43,7 +43,7 @@ Flight::Flight(const FlightDeck& deck, const Dialect& dialect, AnswerHead head, 
 void Flight::start() {
   exchange_.answer->on_closed([self = shared_from_this()] { self->leave(); });
   waits_ =
-      deck_.models.ask(dialect_.model_of(asked_model(body_)),
+      deck_.models.ask(dialect_.model_of(asked_model(body_)), exchange_.caller.tenant_number,
                        [self = shared_from_this()](Result<ModelLease> lease) { self->got_model(std::move(lease)); });
 }
 

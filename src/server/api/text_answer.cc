@@ -30,6 +30,7 @@ void answer_on(TextThread& texts, Exchange exchange, std::function<Result<std::s
 void answer_of_model(ModelDesk& models, TextThread& texts, Exchange exchange, const std::string& name,
                      std::function<Result<std::string>(const Served&, Exchange&)> work) {
   const std::shared_ptr<HttpAnswer> answer = exchange.answer;
+  const int tenant = exchange.caller.tenant_number;
   const auto shared = std::make_shared<Exchange>(std::move(exchange));
   const auto run = [&texts, shared, work = std::move(work)](Result<ModelLease> lease) {
     if (!lease.ok()) {
@@ -45,7 +46,7 @@ void answer_of_model(ModelDesk& models, TextThread& texts, Exchange exchange, co
   };
   const auto waits = std::make_shared<ModelDesk::WaitId>(0);
   answer->on_closed([&models, waits] { models.forget(*waits); });
-  *waits = models.ask(name, run);
+  *waits = models.ask(name, tenant, run);
 }
 
 }  // namespace kvasir::server

@@ -106,7 +106,7 @@ Status ModelDesk::unknown(std::string_view name) const {
       .about({"model"});
 }
 
-ModelDesk::WaitId ModelDesk::ask(std::string_view name, Answer answer) {
+ModelDesk::WaitId ModelDesk::ask(std::string_view name, int tenant, Answer answer) {
   Model* model = find_model(name);
   if (model == nullptr) {
     answer(unknown(name));
@@ -128,15 +128,25 @@ ModelDesk::WaitId ModelDesk::ask(std::string_view name, Answer answer) {
     answer(lend(*model));
     return 0;
   }
-  if (model->waiters.size() >= options_.queue) {
-    answer(exhausted("{} requests wait for the model '{}' already; try again later", model->waiters.size(),
-                     model->entry.defaults.name));
+  if (const Status full = check_queue(*model, tenant); !full.ok()) {
+    answer(full);
     return 0;
   }
   const WaitId id = next_++;
-  model->waiters.push_back({id, now, std::move(answer)});
+  model->waiters.push_back({id, tenant, now, std::move(answer)});
   pump();
   return id;
+}
+
+Status ModelDesk::check_queue(const Model& model, int tenant) const {
+  const std::size_t waiting = model.waiters.size();
+  if (waiting >= options_.queue)
+    return exhausted("{} requests wait for the model '{}' already; try again later", waiting,
+                     model.entry.defaults.name);
+  const auto own = std::ranges::count(model.waiters, tenant, &Waiter::tenant);
+  if (tenant == 0 || own == 0 || static_cast<std::size_t>(own) < options_.queue - waiting) return {};
+  return exhausted("too many requests of this tenant wait for the model '{}' already; try again later",
+                   model.entry.defaults.name);
 }
 
 void ModelDesk::forget(WaitId id) {

@@ -84,8 +84,9 @@ class ModelLease {
 class ModelDesk {
  public:
   struct Options {
-    Post post;                 // to the I/O thread
-    std::size_t queue = 1024;  // see StepThread::Options; as many requests may wait for one model to be loaded
+    Post post;  // to the I/O thread
+    // See StepThread::Options. As many requests may wait for one model, by the same rules.
+    std::size_t queue = 1024;
     std::uint64_t memory = 0;  // most bytes of all loaded models; 0: no bound
     std::chrono::milliseconds patience{2000};
     std::chrono::milliseconds grace{100};
@@ -126,8 +127,8 @@ class ModelDesk {
 
   // Asks for a model; an empty name: the default. `answer` is called once: before this returns if the model is loaded
   // or the request is refused, otherwise later, unless forget() is called before. Errors: see error_of_model().
-  // Returns the id of a request that waits.
-  WaitId ask(std::string_view name, Answer answer);
+  // `tenant`: of the request; 0: without tenants. Returns the id of a request that waits.
+  WaitId ask(std::string_view name, int tenant, Answer answer);
   void forget(WaitId id);
 
   // Returns a lease of a model if that is loaded now. It does not count as a use of the model.
@@ -155,6 +156,7 @@ class ModelDesk {
 
   struct Waiter {
     WaitId id = 0;
+    int tenant = 0;
     Clock::time_point since;
     Answer answer;
   };
@@ -175,6 +177,7 @@ class ModelDesk {
 
   Model* find_model(std::string_view name) const;
   static Info info_of(const Model& model);
+  Status check_queue(const Model& model, int tenant) const;
   ModelLease lend(Model& model);
   void give_back(std::size_t model);
   void pump();
