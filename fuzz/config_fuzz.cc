@@ -22,7 +22,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   for (const ConfigValue& value : *values) {
     KVASIR_CHECK(value.line >= 1 && value.column >= 1);
     KVASIR_CHECK(before == nullptr || before->line < value.line || before->column < value.column);
-    KVASIR_CHECK(value.type == ConfigValue::Type::kTexts || value.texts.size() == 1);
+    const bool list = value.type == ConfigValue::Type::kTexts || value.type == ConfigValue::Type::kTables;
+    KVASIR_CHECK(list || value.texts.size() == 1);
+    KVASIR_CHECK((value.type == ConfigValue::Type::kTables) == !value.tables.empty());
     before = &value;
     if (value.type != ConfigValue::Type::kText) continue;
     const auto again = server::parse_config("again = " + server::toml_string(value.texts.front()), "again.toml");

@@ -14,22 +14,38 @@ using Json = nlohmann::json;
 
 constexpr std::chrono::seconds kLongestPass{30};
 
+Json model_object(const ModelDesk::Info& model, std::int64_t since) {
+  const std::string& name = model.defaults.name;
+  Json object = {{"id", name},
+                 {"object", "model"},
+                 {"created", since},
+                 {"owned_by", "kvasir"},
+                 {"root", name},
+                 {"parent", nullptr},
+                 {"max_model_len", model.summary.context},
+                 {"state", name_of(model.state)},
+                 {"weight_bytes", model.size.weights},
+                 {"kv_bytes", model.size.kv},
+                 {"workspace_bytes", model.size.workspace}};
+  if (!model.reason.empty()) object["reason"] = model.reason;
+  return object;
+}
+
 }  // namespace
 
-Service::Service(StepThread& steps, TextThread& texts, ServiceOptions options)
-    : steps_(steps),
+Service::Service(ModelDesk& models, TextThread& texts, ServiceOptions options)
+    : models_(models),
       options_(std::move(options)),
       started_(std::time(nullptr)),
       sessions_(options_.sessions.empty()
                     ? nullptr
-                    : std::make_unique<SessionDesk>(steps, SessionStore(options_.sessions, options_.session_limits))),
-      completions_({steps, texts, traffic_, sessions_.get(), options_.model, options_.policy, options_.sampling,
-                    options_.queue_timeout},
-                   session_text_),
-      dialects_(completions_, steps.model().context, options_.responses),
-      info_routes_(steps, texts, {options_.model, options_.sampling, options_.parallel, started_, options_.version}),
-      text_routes_(steps, texts, options_.model, options_.policy),
-      inspector_(steps, {options_.model, options_.policy, options_.gate}),
+                    : std::make_unique<SessionDesk>(models.look()->steps,
+                                                    SessionStore(options_.sessions, options_.session_limits))),
+      completions_({models, texts, traffic_, sessions_.get(), options_.queue_timeout}, session_text_),
+      dialects_(completions_, options_.responses),
+      info_routes_(models, texts, {started_, options_.version}),
+      text_routes_(models, texts),
+      inspector_(models, {options_.gate}),
       router_(options_.gate, options_.origins) {
   dialects_.add_routes(router_);
   completions_.add_routes(router_);
@@ -60,21 +76,19 @@ void Service::stop() {
 }
 
 void Service::list_models(const Exchange& exchange) const {
-  const Json model = {{"id", options_.model},
-                      {"object", "model"},
-                      {"created", started_},
-                      {"owned_by", "kvasir"},
-                      {"root", options_.model},
-                      {"parent", nullptr},
-                      {"max_model_len", steps_.model().context}};
-  if (exchange.parameter.empty())
-    return exchange.send_json(200, text_of({{"object", "list"}, {"data", Json::array({model})}}));
-  if (exchange.parameter == options_.model) return exchange.send_json(200, text_of(model));
-  exchange.refuse(404, "there is no model of this name here; GET /v1/models lists what there is", "model_not_found");
+  if (!exchange.parameter.empty()) {
+    const std::optional<ModelDesk::Info> model = models_.find(exchange.parameter);
+    if (model) return exchange.send_json(200, text_of(model_object(*model, started_)));
+    return exchange.refuse(404, "there is no model of this name here; GET /v1/models lists what there is",
+                           "model_not_found");
+  }
+  Json list = Json::array();
+  for (const ModelDesk::Info& model : models_.list()) list.push_back(model_object(model, started_));
+  exchange.send_json(200, text_of({{"object", "list"}, {"data", std::move(list)}}));
 }
 
 void Service::health(const Exchange& exchange) const {
-  if (steps_.busy() > kLongestPass) return exchange.refuse(503, "a pass has been running for more than 30 s");
+  if (models_.busy() > kLongestPass) return exchange.refuse(503, "a pass has been running for more than 30 s");
   exchange.send_json(200, R"({"status":"ok"})");
 }
 

@@ -17,16 +17,13 @@
 #include "server/http/http_server.h"
 #include "server/http/router.h"
 #include "server/inspector/inspector.h"
+#include "server/models/model_desk.h"
 #include "server/sessions/session_desk.h"
-#include "server/threads/step_thread.h"
 #include "server/threads/text_thread.h"
 
 namespace kvasir::server {
 
 struct ServiceOptions {
-  std::string model;                 // as clients name it
-  std::string policy;                // for requests that name none; empty: the engine's default
-  SamplingOptions sampling;          // for requests that give no temperature
   std::vector<std::string> origins;  // see Router
   Gate* gate = nullptr;              // null: everybody passes. Must outlive the service
   // Folder of saved sessions, which exists (SessionStore::prepare); empty: there are no sessions.
@@ -34,15 +31,14 @@ struct ServiceOptions {
   SessionLimits session_limits;
   bool inspector = true;
   std::chrono::seconds queue_timeout{0};  // see FlightDeck
-  int parallel = 1;                       // requests that run at a time
   std::string version;                    // of the program
   ResponseStore::Limits responses;        // answers of /v1/responses that are kept
 };
 
 class Service {
  public:
-  // `steps` and `texts` must outlive this.
-  Service(StepThread& steps, TextThread& texts, ServiceOptions options);
+  // Both must outlive this. With sessions, REQUIRES: the default model is loaded and pinned.
+  Service(ModelDesk& models, TextThread& texts, ServiceOptions options);
 
   // Answers a request, now or later.
   void handle(HttpRequest request, std::shared_ptr<HttpAnswer> answer) {
@@ -62,7 +58,8 @@ class Service {
   // Ends the service's threads. Call it when HttpServer::run() has returned.
   void stop();
 
-  // Updates the Inspector's streams, and ends requests that have waited too long. Call it every kTick.
+  // Updates the Inspector's streams, and ends requests that have waited too long. Call it every
+  // kTick.
   static constexpr std::chrono::milliseconds kTick{250};
   void tick();
 
@@ -75,7 +72,7 @@ class Service {
   void health(const Exchange& exchange) const;
   void ready(const Exchange& exchange) const;
 
-  StepThread& steps_;
+  ModelDesk& models_;
   ServiceOptions options_;
   std::int64_t started_;
   bool draining_ = false;

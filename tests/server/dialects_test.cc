@@ -5,12 +5,12 @@
 #include <nlohmann/json.hpp>
 
 #include "base/status.h"
-#include "server/fields/ignored_fields.h"
 #include "server/dialects/anthropic.h"
 #include "server/dialects/infill.h"
 #include "server/dialects/llama_server.h"
 #include "server/dialects/ollama.h"
 #include "server/dialects/responses.h"
+#include "server/fields/ignored_fields.h"
 
 namespace kvasir::server {
 namespace {
@@ -175,7 +175,7 @@ TEST(Dialects, OllamasToolsAndThoughts) {
     {"role": "tool", "tool_name": "look", "content": "fog"}], "think": "high", "format": {"type": "object"}})");
   Json with_tools = body;
   with_tools["tools"] = Json::array({kFunction});
-  const Result<ReadBody> got = read(OllamaDialect(true, 2048), with_tools);
+  const Result<ReadBody> got = read(OllamaDialect(true), with_tools);
   ASSERT_TRUE(got.ok()) << got.status().message();
   const RequestOptions& options = got->request.options;
   EXPECT_TRUE(got->request.stream);
@@ -186,7 +186,7 @@ TEST(Dialects, OllamasToolsAndThoughts) {
   ASSERT_TRUE(got->request.grammar.has_value());
   EXPECT_EQ(got->request.grammar->text, R"({"type":"object"})");
 
-  const Written written = write(OllamaDialect(true, 2048), body);
+  const Written written = write(OllamaDialect(true), body);
   std::vector<Json> lines;
   for (std::size_t at = 0; at < written.stream.size(); at = written.stream.find('\n', at) + 1)
     lines.push_back(Json::parse(written.stream.substr(at, written.stream.find('\n', at) - at)));
@@ -303,7 +303,7 @@ TEST(Dialects, GbnfAndSchemasAreGrammars) {
   ASSERT_TRUE(gbnf.ok() && gbnf->request.grammar);
   EXPECT_EQ(gbnf->request.grammar->kind, GrammarSource::Kind::kGbnf);
   EXPECT_EQ(gbnf->request.grammar->text, "root ::= \"a\"");
-  const Result<ReadBody> json = read(OllamaDialect(false, 2048), {{"prompt", "x"}, {"format", "json"}});
+  const Result<ReadBody> json = read(OllamaDialect(false), {{"prompt", "x"}, {"format", "json"}});
   ASSERT_TRUE(json.ok() && json->request.grammar);
   EXPECT_EQ(json->request.grammar->kind, GrammarSource::Kind::kJsonObject);
 }

@@ -31,8 +31,9 @@ class LiveServer:
 
     def __init__(self, kvasir, model, *options, reads=True, environment=None, place=("-m",)):
         self.lines = []
-        given = [*place, model] if model else []
-        self.process = subprocess.Popen([kvasir, "serve", *given, "--port", "0", "--name", "m", *options],
+        given = ["--name", "m"] if place else []
+        given += [*place, model] if model else []
+        self.process = subprocess.Popen([kvasir, "serve", *given, "--port", "0", *options],
                                         stderr=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})})
         for line in self.process.stderr:
             self.lines.append(line)

@@ -13,6 +13,7 @@
 #include <new>
 #include <thread>
 
+#include "server/fake_engine.h"
 #include "server/http/http_bodies.h"
 #include "server/http/http_server.h"
 #include "server/threads/step_thread.h"
@@ -22,66 +23,6 @@ namespace kvasir::server {
 namespace {
 
 using std::chrono::milliseconds;
-
-Status unused() {
-  return {StatusCode::kUnsupported, "not part of this test"};
-}
-
-// Ends a request in the pass after its submission, but for those that wait for ever.
-class FakeEngine final : public Engine {
- public:
-  int submits_that_throw = 0;
-  bool waits = false;  // no request starts
-
-  const ModelSummary& model() const override { return summary_; }
-  const ModelText& text() const override { std::abort(); }
-  Result<RequestPlan> plan(const PlanRequest&) const override { return unused(); }
-  Result<std::unique_ptr<Session>> new_session(const SessionOptions&) override { return unused(); }
-  Result<LoadedSession> load_session(const std::string&, int) override { return unused(); }
-  Result<LoadedSession> open_session(const std::string&) const override { return unused(); }
-  Result<RequestId> submit(const RequestOptions&) override {
-    if (submits_that_throw > 0) {
-      --submits_that_throw;
-      throw std::bad_alloc();
-    }
-    requests_.push_back(RequestId{next_++});
-    return requests_.back();
-  }
-  Result<std::vector<Event>> poll() override {
-    std::vector<Event> events;
-    if (waits) {
-      std::this_thread::sleep_for(milliseconds(1));
-      return events;
-    }
-    for (const RequestId id : requests_) {
-      Event& event = events.emplace_back();
-      event.kind = Event::Kind::kFinished;
-      event.request = id;
-    }
-    requests_.clear();
-    return events;
-  }
-  Status cancel(RequestId id) override {
-    std::erase(requests_, id);
-    return {};
-  }
-  std::int64_t unfinished() const override { return std::ssize(requests_); }
-  Status set_quota(int, const TenantQuota&) override { return {}; }
-  void set_prefix_listener(PrefixListener*) override {}
-  CacheReport cache() const override { return {}; }
-  EngineReport report() const override {
-    EngineReport report;
-    report.waiting = std::ssize(requests_);
-    return report;
-  }
-  SequenceList sequences(int, std::size_t) const override { return {}; }
-  Result<TokenView> tokens_of(const TokenQuery&) const override { return unused(); }
-
- private:
-  ModelSummary summary_;
-  std::vector<RequestId> requests_;
-  std::uint64_t next_ = 1;
-};
 
 // Runs what is posted at once, and lets a test wait for what it did.
 class Heard {

@@ -1,4 +1,4 @@
-// kvasir serve: the OpenAI API on one model.
+// kvasir serve: the OpenAI API on one model or several.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -11,14 +11,15 @@
 #include <utility>
 #include <vector>
 
-#include "backend/page_format.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
 #include "cli/chat_input.h"
 #include "cli/command.h"
-#include "cli/models/model_choice.h"
+#include "cli/serve/model_size.h"
 #include "cli/serve/serve_config.h"
+#include "cli/serve/serve_models.h"
 #include "cli/serve/serve_operations.h"
+#include "cli/serve/set_plan.h"
 #include "cli/signals.h"
 #include "kvasir/version.h"
 #include "server/admin/tenancy.h"
@@ -33,22 +34,16 @@ namespace kvasir::cli {
 namespace {
 
 struct ServeOptions {
-  EngineOptions engine;
-  std::string chat_template;
+  ModelSettings model;
+  ModelSources sources;
+  bool plan = false, json = false;
   std::string host = "127.0.0.1";
   std::uint16_t port = 8080;
-  std::string name;
-  std::string typed_model;  // as given to -m
-  std::string policy = "full";
-  std::string demote;
-  std::optional<float> temperature, top_p, min_p;  // for requests that give none
-  int batch = 16;
   int drain = 30;
   OperationsOptions operations;
   std::size_t queue = 1024;
   std::string sessions;
   server::ResponseStore::Limits responses;
-  std::vector<std::string> kv_types;  // each a list
   std::string redis_password_file;
   std::vector<std::string> origins;
   std::string api_keys;
@@ -69,76 +64,32 @@ Result<std::string> read_password(const std::string& path) {
   return text;
 }
 
-// REQUIRES: `log` outlives the engine.
-Result<std::unique_ptr<Engine>> open_engine(const ServeOptions& options, server::Log& log) {
-  EngineOptions engine_options = options.engine;
-  engine_options.warn = [&log](const std::string& line) {
-    log.write(server::LogLevel::kWarning, "prefixes", {{"message", line}});
-  };
-  if (!options.redis_password_file.empty()) {
-    Result<std::string> password = read_password(options.redis_password_file);
-    if (!password.ok()) return Status(password.status()).about({"redis_password_file"});
-    engine_options.redis_password = std::move(*password);
-  }
-  for (const std::string& list : options.kv_types)
-    for (std::string& codec : split_codecs(list)) engine_options.kv_types.push_back(std::move(codec));
-  engine_options.scheduler.side_by_side = std::max(options.batch, 1);
-  KVASIR_ASSIGN_OR_RETURN(engine_options.chat_template, read_chat_template(options.chat_template));
-  std::unique_ptr<Engine> engine;
-  {
-    ProgressBar bar("loading");
-    KVASIR_ASSIGN_OR_RETURN(engine, Engine::open(engine_options, [&](std::uint64_t done, std::uint64_t total) {
-                              bar.update(done >> 20, total >> 20, "MiB");
-                            }));
-  }
-  note_kv_memory(options.engine.kv_memory);
-  note_slow_kernels(options.engine.isa, engine->model().isa);
-  // Sizes the cache for `batch` requests in parallel below the stop mark. The cache outlives this session.
-  const double mark = options.engine.scheduler.stop_mark;
-  int sequences = options.batch;
-  if (mark < 1 && sequences <= 64) sequences = std::min(65, static_cast<int>(sequences / mark) + 1);
-  KVASIR_RETURN_IF_ERROR(engine->new_session({.policy = options.policy, .sequences = sequences}).status());
-  return engine;
+// Returns the settings of models whose table gives no others.
+Result<ModelSettings> common_settings(const ServeOptions& options) {
+  ModelSettings common = options.model;
+  if (options.redis_password_file.empty()) return common;
+  Result<std::string> password = read_password(options.redis_password_file);
+  if (!password.ok()) return Status(password.status()).about({"redis_password_file"});
+  common.engine.redis_password = std::move(*password);
+  return common;
 }
 
-// Returns whether other machines cannot reach a ZeroMQ endpoint.
-bool stays_here(std::string_view endpoint) {
-  if (!endpoint.starts_with("tcp://")) return true;
-  endpoint.remove_prefix(6);
-  return endpoint.starts_with("127.") || endpoint.starts_with("localhost:") || endpoint.starts_with("[::1]:");
-}
-
-// Returns null if no events are wanted.
-Result<std::unique_ptr<server::KvEvents>> open_events(server::KvEventOptions options, const std::string& model) {
-  if (options.endpoint.empty()) {
-    if (options.replay.empty() && options.topic.empty()) return std::unique_ptr<server::KvEvents>();
-    return invalid_argument("KV events are published only with --kv-events, for example tcp://127.0.0.1:5557");
+// Loads the models that are wanted before the first request.
+Result<std::vector<std::unique_ptr<Engine>>> preload(const ModelSet& set, server::Log& log) {
+  std::vector<std::unique_ptr<Engine>> engines(set.models.size());
+  for (std::size_t i = 0; i < engines.size(); ++i) {
+    const ModelSettings& settings = set.models[i].settings;
+    if (!set.models[i].preload) continue;
+    {
+      ProgressBar bar("loading");
+      KVASIR_ASSIGN_OR_RETURN(engines[i], load_engine(settings, log, [&](std::uint64_t done, std::uint64_t total) {
+                                bar.update(done >> 20, total >> 20, "MiB");
+                              }));
+    }
+    note_slow_kernels(settings.engine.isa, engines[i]->model().isa);
   }
-  if (options.topic.empty()) options.topic = server::default_kv_topic(model);
-  KVASIR_ASSIGN_OR_RETURN(auto events, server::KvEvents::open(options));
-  note("kvasir: KV events at {}, replay at {}, topic {}\n", events->endpoint(),
-       options.replay.empty() ? "no address" : events->replay_endpoint(), printable(options.topic, 200));
-  if (!stays_here(options.endpoint) || !stays_here(options.replay))
-    note("kvasir: KV events hold the tokens of prompts, and whoever reaches their addresses can read them\n");
-  return events;
+  return engines;
 }
-
-// Logs that pages could not be swapped: the first time, then once a minute at most.
-class SwapWatch {
- public:
-  void look(const SwapReport& swap, server::Log& log) {
-    const auto now = std::chrono::steady_clock::now();
-    if (swap.failed <= failed_ || now < next_) return;
-    log.write(server::LogLevel::kWarning, "swap_failed",
-              {{"requests", swap.failed - failed_}, {"message", swap.why_failed}});
-    failed_ = swap.failed;
-    next_ = now + std::chrono::minutes(1);
-  }
-
- private:
-  std::int64_t failed_ = 0;  // failures already logged
-  std::chrono::steady_clock::time_point next_;
-};
 
 void log_arrival(server::Log& log, const server::HttpRequest& request) {
   if (log.writes(server::LogLevel::kDebug))
@@ -146,13 +97,53 @@ void log_arrival(server::Log& log, const server::HttpRequest& request) {
               {{"address", request.address}, {"method", request.method}, {"path", request.path}});
 }
 
-// Returns what the model's file recommends, overridden by the command line.
-SamplingOptions sampling_of(const ServeOptions& options, const ModelSummary& model) {
-  SamplingOptions sampling = model.sampling;
-  sampling.temperature = options.temperature.value_or(sampling.temperature);
-  sampling.top_p = options.top_p.value_or(sampling.top_p);
-  sampling.min_p = options.min_p.value_or(sampling.min_p);
-  return sampling;
+// Returns the KV memory of the model that has least.
+std::uint64_t least_kv_memory(const ModelSet& set, const std::vector<std::unique_ptr<Engine>>& engines) {
+  std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
+  for (std::size_t i = 0; i < engines.size(); ++i)
+    if (set.models[i].refusal.ok())
+      least = std::min(least, engines[i] != nullptr ? engines[i]->cache().budget : set.models[i].size.kv);
+  return least;
+}
+
+// Returns what the desk is told of the models, of which some are loaded. `log` must outlive the engines.
+std::vector<server::ModelEntry> entries_of(const ModelSet& set, const std::vector<std::unique_ptr<Engine>>& engines,
+                                           server::Log& log, bool pins_first,
+                                           const std::function<void(Engine&)>& after_pass_of_first) {
+  std::vector<server::ModelEntry> entries;
+  for (std::size_t i = 0; i < set.models.size(); ++i) {
+    server::ModelEntry& entry = entries.emplace_back(entry_of(set.models[i], log, i == 0 && pins_first));
+    if (engines[i] != nullptr) entry.defaults.sampling = sampling_of(set.models[i].settings, engines[i]->model());
+    if (i == 0) entry.after_pass = after_pass_of_first;
+  }
+  return entries;
+}
+
+std::int64_t longest_context(const server::ModelDesk& desk) {
+  std::int64_t longest = 0;
+  for (const server::ModelDesk::Info& model : desk.list()) longest = std::max(longest, model.summary.context);
+  return longest;
+}
+
+std::vector<server::ModelFigures> figures_of(const server::ModelDesk& desk) {
+  std::vector<server::ModelFigures> figures;
+  for (const server::ModelDesk::Info& model : desk.list())
+    figures.push_back({model.defaults.name, model.served != nullptr, model.loads, model.waiting,
+                       model.served != nullptr ? model.served->steps.report() : server::StepReport()});
+  return figures;
+}
+
+std::vector<std::string> names_of(const ModelSet& set) {
+  std::vector<std::string> names;
+  for (const ModelChoice& model : set.models) names.push_back(model.name);
+  return names;
+}
+
+Status print_plan(const ServeOptions& options) {
+  KVASIR_ASSIGN_OR_RETURN(const ModelSettings common, common_settings(options));
+  const bool pins_first = !options.sessions.empty() || !options.events.endpoint.empty();
+  KVASIR_ASSIGN_OR_RETURN(const ModelSet set, list_models(options.sources, common, pins_first));
+  return options.json ? print_json(plan_json(set)) : print(plan_text(set));
 }
 
 Status serve(const ServeOptions& options) {
@@ -167,6 +158,9 @@ Status serve(const ServeOptions& options) {
     KVASIR_ASSIGN_OR_RETURN(server::SessionFolder folder, server::SessionStore(options.sessions, {}).prepare());
     sessions.emplace(std::move(folder));
   }
+  const bool pins_first = sessions.has_value() || !options.events.endpoint.empty();
+  KVASIR_ASSIGN_OR_RETURN(const ModelSettings common, common_settings(options));
+  KVASIR_ASSIGN_OR_RETURN(const ModelSet set, list_models(options.sources, common, pins_first));
   allow_descriptors(options.operations);
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<server::Log> log, open_log(options.operations));
   const auto say = [&](const std::string& line) {
@@ -174,13 +168,12 @@ Status serve(const ServeOptions& options) {
   };
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<server::Tenancy> tenancy,
                           server::Tenancy::open({options.api_keys, options.usage_db, say}));
-  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, open_engine(options, *log));
-  KVASIR_RETURN_IF_ERROR(tenancy->set_quotas(*engine));
-  const std::string name = options.name.empty() ? model_title(options.typed_model, options.engine.model) : options.name;
-  const std::uint64_t budget = engine->cache().budget;
+  KVASIR_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Engine>> engines, preload(set, *log));
+  note_kv_memory(options.model.engine.kv_memory);
+  const std::string& name = set.models.front().name;
+  KVASIR_RETURN_IF_ERROR(tenancy->limit_floors(least_kv_memory(set, engines)));
   // REQUIRES of the events: they outlive the engine.
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<server::KvEvents> events, open_events(options.events, name));
-  engine->set_prefix_listener(events.get());
   server::LocalGate local_gate(options.host, options.origins);
   server::Gate* gate = tenancy->gate();
   if (gate == nullptr) gate = &local_gate;
@@ -196,33 +189,45 @@ Status serve(const ServeOptions& options) {
                                 return service->admit(request, answer);
                               }));
   const auto post = [&](std::function<void()> function) { http->post(std::move(function)); };
-  server::StepThread steps(std::move(engine), {post, options.queue, [&](Engine& stepped) {
-                                                 if (events != nullptr) events->end_pass(stepped);
-                                               }});
+  server::ModelDesk::Options desk_options;
+  desk_options.post = post;
+  desk_options.queue = options.queue;
+  desk_options.memory = set.memory;
+  desk_options.log = [&](const std::string& model, std::string_view event, const std::string& why) {
+    const std::string name_of_event = fmt::format("model_{}", event);
+    if (why.empty()) return log->write(server::LogLevel::kInfo, name_of_event, {{"model", model}});
+    log->write(server::LogLevel::kWarning, name_of_event, {{"model", model}, {"message", why}});
+  };
+  desk_options.prepare = [&](std::size_t model, Engine& engine) {
+    if (model == 0) engine.set_prefix_listener(events.get());
+    return tenancy->set_quotas(engine);
+  };
+  std::function<void(Engine&)> after_pass;  // of the first model
+  if (events != nullptr) after_pass = [&](Engine& engine) { events->end_pass(engine); };
+  const auto desk = std::make_unique<server::ModelDesk>(entries_of(set, engines, *log, pins_first, after_pass),
+                                                        std::move(desk_options));
+  for (std::size_t i = 0; i < engines.size(); ++i)
+    if (engines[i] != nullptr) KVASIR_RETURN_IF_ERROR(desk->install(i, std::move(engines[i])));
   server::TextThread texts({post, options.queue});
-  service.emplace(steps, texts,
-                  server::ServiceOptions{name,
-                                         options.policy,
-                                         sampling_of(options, steps.model()),
-                                         options.origins,
+  service.emplace(*desk, texts,
+                  server::ServiceOptions{options.origins,
                                          gate,
                                          options.sessions,
                                          {},
                                          options.inspector,
                                          options.operations.queue_timeout,
-                                         std::max(options.batch, 1),
                                          kVersion,
                                          options.responses});
-  tenancy->join(*service, steps, *http);
+  tenancy->join(*service, *desk, *http);
   server::RequestLog request_log(*log);
   const std::unique_ptr<server::Metrics> metrics =
-      server::Metrics::make({.model = name,
+      server::Metrics::make({.models = names_of(set),
                              .version = kVersion,
-                             .context = steps.model().context,
+                             .context = longest_context(*desk),
                              .vllm = options.operations.vllm_metrics,
                              .open = options.operations.metrics_open},
-                            {.steps = [&] { return steps.report(); },
-                             .busy = [&] { return steps.busy(); },
+                            {.models = [&] { return figures_of(*desk); },
+                             .busy = [&] { return desk->busy(); },
                              .connections = [&] { return http->connections(); },
                              .dropped_log_lines = [&] { return log->dropped(); },
                              .tenants = [&] { return tenancy->names(); }});
@@ -230,16 +235,19 @@ Status serve(const ServeOptions& options) {
   service->traffic().add(metrics.get());
   metrics->add_route(service->router());
   http->every(server::Service::kTick, [&] { service->tick(); });
+  http->every(server::ModelDesk::kTick, [&] { desk->tick(); });
   catch_interrupts();
   catch_hang_up(options.operations);
   bool drains = false;
-  SwapWatch swaps;
+  std::map<std::string, SwapWatch> swaps;
   http->every(std::chrono::milliseconds(100), [&] {
     if (events != nullptr && events->wants_pass()) {
-      [[maybe_unused]] const Status full = steps.ask([](Engine&) {});  // if the queue is full, a pass follows anyway
+      // If the queue is full, a pass follows anyway.
+      [[maybe_unused]] const Status full = desk->look()->steps.ask([](Engine&) {});
     }
     if (hung_up()) log->reopen();
-    if (!options.engine.swap_dir.empty()) swaps.look(steps.report().engine.swap, *log);
+    for (const server::ModelDesk::Info& model : desk->list())
+      if (model.served != nullptr) swaps[model.defaults.name].look(model.served->steps.report().engine.swap, *log);
     if (!interrupted() || drains) return;
     drains = true;
     service->begin_drain();
@@ -250,15 +258,17 @@ Status serve(const ServeOptions& options) {
     http->drain(std::chrono::seconds(options.drain), [&] { service->cut_off(); });
   });
   const std::string shown = options.host.find(':') == std::string::npos ? options.host : "[" + options.host + "]";
-  note("kvasir: serving {} on http://{}:{}, KV memory {}\n", printable(name, 200), shown, http->port(),
-       human_bytes(budget));
+  const std::uint64_t kv_bytes = desk->list().front().size.kv;
+  note("kvasir: serving {}{} on http://{}:{}, KV memory {}\n", printable(name, 200),
+       set.models.size() > 1 ? fmt::format(" and {} more", set.models.size() - 1) : "", shown, http->port(),
+       human_bytes(kv_bytes));
   if (tenancy->gate() == nullptr) note("kvasir: without API keys, so for this machine alone\n");
   log->write(server::LogLevel::kInfo, "serving",
              {{"model", name},
               {"host", options.host},
               {"port", http->port()},
-              {"kv_bytes", std::int64_t(budget)},
-              {"policy", options.policy}});
+              {"kv_bytes", std::int64_t(kv_bytes)},
+              {"policy", options.model.policy}});
   notify_manager("READY=1");
   http->run();
   log->write(server::LogLevel::kInfo, "ended");
@@ -266,7 +276,7 @@ Status serve(const ServeOptions& options) {
   // that they refer to still exist.
   texts.stop();
   service->stop();
-  steps.stop();
+  desk->stop();
   tenancy->leave();
   http.reset();
   service.reset();
@@ -300,14 +310,15 @@ void add_scheduler_options(CLI::App& command, SchedulerOptions& options) {
 // Adds the options of prefixes outside memory.
 void add_prefix_options(CLI::App& command, ServeOptions& options) {
   CLI::Option* folder = command
-                            .add_option("--prefix-dir", options.engine.prefix_dir,
+                            .add_option("--prefix-dir", options.model.engine.prefix_dir,
                                         "Folder in which beginnings of texts outlive the server; default: none")
                             ->type_name("FOLDER");
-  add_bytes_option(command, "--prefix-disk", options.engine.prefix_disk, "Most bytes of that folder; default: 10GiB")
+  add_bytes_option(command, "--prefix-disk", options.model.engine.prefix_disk,
+                   "Most bytes of that folder; default: 10GiB")
       ->needs(folder);
   CLI::Option* redis =
       command
-          .add_option("--redis", options.engine.redis,
+          .add_option("--redis", options.model.engine.redis,
                       "Redis server through which servers of the same model share beginnings of "
                       "texts; default: none")
           ->type_name("HOST:PORT")
@@ -320,7 +331,7 @@ void add_prefix_options(CLI::App& command, ServeOptions& options) {
       .add_option("--redis-password-file", options.redis_password_file, "File that holds the password of that server")
       ->type_name("FILE")
       ->needs(redis);
-  command.add_option("--redis-ttl", options.engine.redis_ttl, "Seconds that it keeps them; default: 86400")
+  command.add_option("--redis-ttl", options.model.engine.redis_ttl, "Seconds that it keeps them; default: 86400")
       ->check(in_range(1, 365 * 24 * 3600))
       ->needs(redis);
 }
@@ -330,56 +341,47 @@ void add_prefix_options(CLI::App& command, ServeOptions& options) {
 void add_serve(CLI::App& program, Outcome& outcome) {
   auto options = std::make_shared<ServeOptions>();
   CLI::App* command = program.add_subcommand("serve", "Serve the OpenAI API to many clients at once");
-  add_config_option(*command);
-  add_engine_options(*command, options->engine);
+  add_config_option(*command, options->sources.tables);
+  add_engine_options(*command, options->model.engine);
+  add_model_sources(*command, options->sources);
   command
-      ->add_option("--kv-types", options->kv_types,
+      ->add_option("--kv-types", options->model.kv_types,
                    "Values of --kv-type that requests may ask for beside it, for example q8,q4; default: none")
       ->type_name("TYPES")
       ->take_all()
       ->allow_extra_args(false);
-  add_kv_memory_option(*command, options->engine);
-  options->engine.prefix_memory = std::numeric_limits<std::uint64_t>::max();
-  add_bytes_option(*command, "--prefix-memory", options->engine.prefix_memory,
+  add_kv_memory_option(*command, options->model.engine);
+  options->model.engine.prefix_memory = std::numeric_limits<std::uint64_t>::max();
+  add_bytes_option(*command, "--prefix-memory", options->model.engine.prefix_memory,
                    "Part of the KV memory in which beginnings of texts are kept for others that begin alike; 0: none; "
                    "default: whatever requests leave free");
   CLI::Option* swap_dir =
       command
           ->add_option(
-              "--swap-dir", options->engine.swap_dir,
+              "--swap-dir", options->model.engine.swap_dir,
               "Folder for a file that takes the pages of preempted requests where that is faster than to compute "
               "them again; default: none")
           ->type_name("FOLDER");
-  add_bytes_option(*command, "--swap-size", options->engine.swap_size, "Most bytes of that file; default: 4GiB")
+  add_bytes_option(*command, "--swap-size", options->model.engine.swap_size, "Most bytes of that file; default: 4GiB")
       ->needs(swap_dir);
   add_prefix_options(*command, *options);
-  add_chunk_option(*command, options->engine);
-  add_chat_template_option(*command, options->chat_template);
-  add_template_arg_option(*command, options->engine.template_arguments);
-  add_policy_option(*command, options->policy, "Retention policy of requests that name none (see 'kvasir policies')")
+  add_chunk_option(*command, options->model.engine);
+  add_chat_template_option(*command, options->model.chat_template);
+  add_template_arg_option(*command, options->model.engine.template_arguments);
+  add_policy_option(*command, options->model.policy,
+                    "Retention policy of requests that name none (see 'kvasir policies')")
       ->envname("KVASIR_KV")
       ->capture_default_str();
-  add_demote_options(*command, options->demote, options->engine);
+  add_demote_options(*command, options->model.demote, options->model.engine);
   command
-      ->add_option("--temp", options->temperature,
+      ->add_option("--temp", options->model.temperature,
                    "Temperature of requests that give none; default: the model's own, else 0.8")
       ->check(CLI::Range(0.0, 100.0));
-  command->add_option("--top-p", options->top_p, "Their top_p; default: the model's own, else 0.95")
+  command->add_option("--top-p", options->model.top_p, "Their top_p; default: the model's own, else 0.95")
       ->check(CLI::Range(1e-6, 1.0));
-  command->add_option("--min-p", options->min_p, "Their min_p; default: the model's own, else 0.05")
+  command->add_option("--min-p", options->model.min_p, "Their min_p; default: the model's own, else 0.05")
       ->check(CLI::Range(0.0, 1.0));
-  command
-      ->add_option_function<std::string>(
-          "--pooling",
-          [options](const std::string& name) {
-            options->engine.pooling = name == "mean"   ? Pooling::kMean
-                                      : name == "last" ? Pooling::kLast
-                                                       : Pooling::kNone;
-          },
-          "How the hidden states of a text become its embedding: mean, last (the last token's), or none, which refuses "
-          "embeddings; default: as the model's file says")
-      ->check(CLI::IsMember({"mean", "last", "none"}))
-      ->type_name("KIND");
+  add_pooling_option(*command, options->model.engine);
   command->add_option("--host", options->host, "Address to listen on")->capture_default_str();
   command->add_option("--port", options->port, "Port; 0: any that is free")
       ->check(in_range(0, 65535))
@@ -400,18 +402,18 @@ void add_serve(CLI::App& program, Outcome& outcome) {
           ""))
       ->take_all()
       ->allow_extra_args(false);
-  command->add_option("--name", options->name, "Name of the model for clients; default: that of the file")
+  command->add_option("--name", options->sources.name, "Name of the model for clients; default: that of the file")
       ->type_name("NAME");
   command->add_option("--api-keys", options->api_keys, "Keys and tenants, see 'kvasir keys'; requests need a key then")
       ->type_name("FILE");
   command->add_option("--usage-db", options->usage_db, "SQLite database of what tenants use, see 'kvasir usage'")
       ->type_name("FILE");
   command
-      ->add_option("--max-batch", options->batch,
+      ->add_option("--max-batch", options->model.batch,
                    "Requests side by side for which the KV memory is sized or, where it is given, shared out, 1 to 64")
       ->check(in_range(1, 64))
       ->capture_default_str();
-  add_scheduler_options(*command, options->engine.scheduler);
+  add_scheduler_options(*command, options->model.engine.scheduler);
   command
       ->add_option("--queue", options->queue,
                    "Requests that may wait: to be taken, or for KV memory; more are answered with 429")
@@ -439,7 +441,10 @@ void add_serve(CLI::App& program, Outcome& outcome) {
       ->type_name("ENDPOINT");
   command->add_option("--kv-events-topic", options->events.topic, "Topic of events; default: kv@HOST@MODEL");
   add_operations_options(*command, options->operations);
-  add_print_config_option(*command);
+  command->add_flag("--plan", options->plan, "Print what each model takes and which fit together, and end")
+      ->configurable(false);
+  command->add_flag("--json", options->json, "With --plan: one JSON object on standard output")->configurable(false);
+  add_print_config_option(*command, &options->sources.tables);
   // Options that most servers need stay in the first group.
   constexpr std::pair<const char*, const char*> kGroups[] = {{"--isa", "Model and KV pages"},
                                                              {"--kv-type", "Model and KV pages"},
@@ -473,9 +478,9 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   command->callback([options, command, &outcome] {
     options->operations.quiet = command->count("--quiet") > 0;
     const CLI::Option* model = command->get_option("--model");
-    if (model->count() > 0) options->typed_model = model->results().back();
-    outcome.status = apply_demote(options->demote, options->policy, options->engine);
-    if (outcome.status.ok()) outcome.status = serve(*options);
+    options->sources.typed = model->count() > 0 ? model->results().back() : options->model.engine.model;
+    options->sources.offline = command->get_option("--offline")->as<bool>();
+    outcome.status = options->plan ? print_plan(*options) : serve(*options);
   });
 }
 

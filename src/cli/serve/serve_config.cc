@@ -18,6 +18,7 @@ namespace {
 using server::ConfigValue;
 
 constexpr std::size_t kLargestFile = 1 << 20;
+constexpr const char* kTables = "TABLES";  // type of the option that counts [[models]]
 
 std::string long_name(const CLI::Option& option) {
   return option.get_lnames().empty() ? "" : option.get_lnames().front();
@@ -25,6 +26,12 @@ std::string long_name(const CLI::Option& option) {
 
 bool is_configurable(const CLI::Option& option) {
   return option.get_configurable() && !option.get_lnames().empty();
+}
+
+// Returns an option's type without what its checks add behind a colon.
+std::string type_of(const CLI::Option& option) {
+  const std::string type = option.get_type_name();
+  return type.substr(0, type.find(':'));
 }
 
 [[noreturn]] void refuse(const std::string& problem) {
@@ -40,7 +47,7 @@ CLI::Option* find(CLI::App& command, const std::string& name) {
 std::string unknown(const CLI::App& command, const std::string& name) {
   std::vector<std::string> names;
   for (const CLI::Option* option : command.get_options())
-    if (is_configurable(*option)) names.push_back(long_name(*option));
+    if (is_configurable(*option) && option->get_type_name() != kTables) names.push_back(long_name(*option));
   const std::vector<std::string_view> views(names.begin(), names.end());
   return fmt::format("there is no option '{}'{}", name, did_you_mean(name, views));
 }
@@ -48,7 +55,10 @@ std::string unknown(const CLI::App& command, const std::string& name) {
 // Returns the problem with the type of a value, or "".
 std::string type_problem(const CLI::Option& option, ConfigValue::Type type) {
   using Type = ConfigValue::Type;
-  const std::string wanted = option.get_type_name();
+  const std::string wanted = type_of(option);
+  if (wanted == kTables)
+    return type == Type::kTables ? "" : fmt::format("tables are expected, each below a line [[{}]]", long_name(option));
+  if (type == Type::kTables) return "this is a table; options stand in none, each on a line such as port = 8080";
   if (option.get_items_expected_max() == 0) return type == Type::kFlag ? "" : "true or false is expected, unquoted";
   if (wanted == "INT" || wanted == "UINT") return type == Type::kInteger ? "" : "a whole number is expected, unquoted";
   if (wanted == "FLOAT") return type == Type::kInteger || type == Type::kNumber ? "" : "a number is expected, unquoted";
@@ -69,12 +79,17 @@ std::string complaint(const CLI::App& command, const CLI::Option& option, const 
   return text.starts_with(name) ? text.substr(name.size()) : text;
 }
 
-void apply(CLI::App& command, const std::string& file, const ConfigValue& value) {
+// `tables`: gets those of the file; null where there are none.
+void apply(CLI::App& command, const std::string& file, const ConfigValue& value, ConfigTables* tables) {
   const std::string place = server::config_place(file, value.line, value.column);
   CLI::Option* option = find(command, value.name);
   if (option == nullptr) refuse(place + unknown(command, value.name));
   if (const std::string problem = type_problem(*option, value.type); !problem.empty())
     refuse(fmt::format("{}{}: {}", place, value.name, problem));
+  if (value.type == ConfigValue::Type::kTables) {
+    *tables = {file, value.tables};
+    return static_cast<void>(option->add_result("[[models]]"));
+  }
   if (option->count() > 0 || value.texts.empty()) return;
   for (const std::string& text : value.texts) option->add_result(text);
   try {
@@ -84,22 +99,27 @@ void apply(CLI::App& command, const std::string& file, const ConfigValue& value)
   }
 }
 
-void read_config(CLI::App& command, const std::string& file) {
-  const Result<std::string> text = read_file(file, kLargestFile);
-  if (!text.ok()) refuse(text.status().message());
-  const Result<std::vector<ConfigValue>> values = server::parse_config(*text, file);
-  if (!values.ok()) refuse(values.status().message());
-  for (const ConfigValue& value : *values) apply(command, file, value);
-  for (const ConfigValue& value : *values)
+void apply_all(CLI::App& command, const std::string& file, const std::vector<ConfigValue>& values,
+               ConfigTables* tables) {
+  for (const ConfigValue& value : values) apply(command, file, value, tables);
+  for (const ConfigValue& value : values)
     for (const CLI::Option* needed : find(command, value.name)->get_needs())
       if (needed->count() == 0)
         refuse(fmt::format("{}{}: it needs '{}' too", server::config_place(file, value.line, value.column), value.name,
                            long_name(*needed)));
 }
 
+void read_config(CLI::App& command, const std::string& file, ConfigTables* tables) {
+  const Result<std::string> text = read_file(file, kLargestFile);
+  if (!text.ok()) refuse(text.status().message());
+  const Result<std::vector<ConfigValue>> values = server::parse_config(*text, file);
+  if (!values.ok()) refuse(values.status().message());
+  apply_all(command, file, *values, tables);
+}
+
 // Returns an option's value as TOML; empty if it has none.
 std::string value_of(const CLI::Option& option) {
-  const std::string type = option.get_type_name();
+  const std::string type = type_of(option);
   if (option.get_items_expected_max() == 0) {
     const std::string otherwise = option.get_default_str().empty() ? "false" : option.get_default_str();
     return option.count() > 0 ? option.results().back() : otherwise;
@@ -115,15 +135,32 @@ std::string value_of(const CLI::Option& option) {
   return option.get_default_str().empty() ? "" : quoted(option.get_default_str());
 }
 
-std::string printed(const CLI::App& command) {
+// Returns a value of a table as TOML.
+std::string value_of(const ConfigValue& value) {
+  const auto quoted = [&](const std::string& text) {
+    const bool text_type = value.type == ConfigValue::Type::kText || value.type == ConfigValue::Type::kTexts;
+    return text_type ? server::toml_string(text) : text;
+  };
+  if (value.type != ConfigValue::Type::kTexts) return quoted(value.texts.front());
+  std::string list;
+  for (const std::string& text : value.texts) list += (list.empty() ? "" : ", ") + quoted(text);
+  return "[" + list + "]";
+}
+
+std::string printed(const CLI::App& command, const ConfigTables* tables) {
   std::string out = fmt::format("# Options of kvasir {}: 'kvasir {} --config FILE' reads them.\n", command.get_name(),
                                 command.get_name());
   for (const CLI::Option* option : command.get_options()) {
-    if (!is_configurable(*option)) continue;
+    if (!is_configurable(*option) || option->get_type_name() == kTables) continue;
     const std::string value = value_of(*option);
     out += fmt::format("\n# {}\n{}{} = {}\n", option->get_description(), value.empty() ? "#" : "", long_name(*option),
                        value.empty() ? "\"\"" : value);
   }
+  if (tables != nullptr)
+    for (const std::vector<ConfigValue>& table : tables->tables) {
+      out += "\n[[models]]\n";
+      for (const ConfigValue& value : table) out += fmt::format("{} = {}\n", value.name, value_of(value));
+    }
   out.pop_back();  // the last line end is added when the text is printed
   return out;
 }
@@ -133,16 +170,39 @@ std::string printed(const CLI::App& command) {
 void add_config_option(CLI::App& command) {
   command
       .add_option_function<std::string>(
-          "--config", [&command](const std::string& file) { read_config(command, file); },
+          "--config", [&command](const std::string& file) { read_config(command, file, nullptr); },
           "TOML file with values of these options, such as: port = 8080")
       ->type_name("FILE")
       ->configurable(false);
 }
 
-void add_print_config_option(CLI::App& command) {
+void add_config_option(CLI::App& command, ConfigTables& tables) {
+  command
+      .add_option_function<std::string>(
+          "--config", [&command, &tables](const std::string& file) { read_config(command, file, &tables); },
+          "TOML file with values of these options, such as: port = 8080, and with tables [[models]]")
+      ->type_name("FILE")
+      ->configurable(false);
+  command
+      .add_option_function<std::string>(
+          "--models",
+          [&tables](const std::string&) {
+            if (tables.tables.empty())
+              throw CLI::ValidationError("--models", "models stand in the configuration file, each below [[models]]");
+          },
+          "Models of the configuration file")
+      ->type_name(kTables)
+      ->group("");
+}
+
+void apply_config(CLI::App& options, const std::string& file, const std::vector<server::ConfigValue>& values) {
+  apply_all(options, file, values, nullptr);
+}
+
+void add_print_config_option(CLI::App& command, const ConfigTables* tables) {
   command
       .add_flag_callback(
-          "--print-config", [&command] { throw CLI::CallForVersion(printed(command), 0); },
+          "--print-config", [&command, tables] { throw CLI::CallForVersion(printed(command, tables), 0); },
           "Print the values of all options as a configuration file, and end")
       ->configurable(false);
 }

@@ -83,6 +83,13 @@ void add_limits(CLI::App& command, server::HttpLimits& limits) {
               "Seconds between comments in a stream that has nothing to say");
 }
 
+// Returns whether other machines cannot reach a ZeroMQ endpoint.
+bool stays_here(std::string_view endpoint) {
+  if (!endpoint.starts_with("tcp://")) return true;
+  endpoint.remove_prefix(6);
+  return endpoint.starts_with("127.") || endpoint.starts_with("localhost:") || endpoint.starts_with("[::1]:");
+}
+
 }  // namespace
 
 CLI::Validator in_range(std::int64_t least, std::int64_t most) {
@@ -166,6 +173,29 @@ void notify_manager(std::string_view state) {
                                                  reinterpret_cast<const sockaddr*>(&address),
                                                  static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + size));
   ::close(socket);
+}
+
+Result<std::unique_ptr<server::KvEvents>> open_events(server::KvEventOptions options, const std::string& model) {
+  if (options.endpoint.empty()) {
+    if (options.replay.empty() && options.topic.empty()) return std::unique_ptr<server::KvEvents>();
+    return invalid_argument("KV events are published only with --kv-events, for example tcp://127.0.0.1:5557");
+  }
+  if (options.topic.empty()) options.topic = server::default_kv_topic(model);
+  KVASIR_ASSIGN_OR_RETURN(auto events, server::KvEvents::open(options));
+  note("kvasir: KV events at {}, replay at {}, topic {}\n", events->endpoint(),
+       options.replay.empty() ? "no address" : events->replay_endpoint(), printable(options.topic, 200));
+  if (!stays_here(options.endpoint) || !stays_here(options.replay))
+    note("kvasir: KV events hold the tokens of prompts, and whoever reaches their addresses can read them\n");
+  return events;
+}
+
+void SwapWatch::look(const SwapReport& swap, server::Log& log) {
+  const auto now = std::chrono::steady_clock::now();
+  if (swap.failed <= failed_ || now < next_) return;
+  log.write(server::LogLevel::kWarning, "swap_failed",
+            {{"requests", swap.failed - failed_}, {"message", swap.why_failed}});
+  failed_ = swap.failed;
+  next_ = now + std::chrono::minutes(1);
 }
 
 }  // namespace kvasir::cli

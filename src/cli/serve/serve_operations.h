@@ -9,10 +9,12 @@
 #include <string>
 #include <string_view>
 
+#include "kvasir/engine.h"
 #include "kvasir/status.h"
 #include "server/admin/log.h"
 #include "server/admin/metrics.h"
 #include "server/http/http_server.h"
+#include "server/kv_events/kv_events.h"
 
 namespace kvasir::cli {
 
@@ -42,6 +44,20 @@ void allow_descriptors(const OperationsOptions& options);
 // catch_interrupts().
 void catch_hang_up(const OperationsOptions& options);
 bool hung_up();
+
+// Opens the publisher of a model's KV events, and says where it is. Returns null if no events are wanted. Errors:
+// kInvalidArgument.
+Result<std::unique_ptr<server::KvEvents>> open_events(server::KvEventOptions options, const std::string& model);
+
+// Logs that pages of one engine could not be swapped: the first time, then once a minute at most.
+class SwapWatch {
+ public:
+  void look(const SwapReport& swap, server::Log& log);
+
+ private:
+  std::int64_t failed_ = 0;  // failures already logged
+  std::chrono::steady_clock::time_point next_;
+};
 
 // Reports a state such as "READY=1" to systemd, or the program that set NOTIFY_SOCKET; without it does nothing.
 void notify_manager(std::string_view state);

@@ -46,6 +46,8 @@ std::string_view name_of(toml::node_type type) {
   }
 }
 
+Result<std::vector<ConfigValue>> read_table(std::string_view file, const toml::table& table);
+
 Result<ConfigValue> read_value(std::string_view file, const toml::key& key, const toml::node& node) {
   const toml::source_position begin = key.source().begin;
   ConfigValue value;
@@ -73,6 +75,13 @@ Result<ConfigValue> read_value(std::string_view file, const toml::key& key, cons
       value.texts = {node.as_string()->get()};
       return value;
     case toml::node_type::array:
+      if (node.is_array_of_tables()) {
+        value.type = ConfigValue::Type::kTables;
+        for (const toml::node& element : *node.as_array()) {
+          KVASIR_ASSIGN_OR_RETURN(value.tables.emplace_back(), read_table(file, *element.as_table()));
+        }
+        return value;
+      }
       value.type = ConfigValue::Type::kTexts;
       for (const toml::node& element : *node.as_array()) {
         if (!element.is_string())
@@ -84,6 +93,16 @@ Result<ConfigValue> read_value(std::string_view file, const toml::key& key, cons
       return wrong("this is a table; options stand in none, each on a line such as port = 8080");
     default: return wrong("no option is a date or a time");
   }
+}
+
+Result<std::vector<ConfigValue>> read_table(std::string_view file, const toml::table& table) {
+  std::vector<ConfigValue> values;
+  for (const auto& [key, node] : table) {
+    KVASIR_ASSIGN_OR_RETURN(ConfigValue value, read_value(file, key, node));
+    values.push_back(std::move(value));
+  }
+  std::ranges::sort(values, {}, [](const ConfigValue& value) { return std::tie(value.line, value.column); });
+  return values;
 }
 
 // TOML allows no control characters but tabs and line ends; toml++ would show them raw in its messages.
@@ -119,13 +138,7 @@ Result<std::vector<ConfigValue>> parse_config(std::string_view text, std::string
     return invalid_argument("{}{}", config_place(file, static_cast<int>(at.line), static_cast<int>(at.column)),
                             error.description());
   }
-  std::vector<ConfigValue> values;
-  for (const auto& [key, node] : parsed.table()) {
-    KVASIR_ASSIGN_OR_RETURN(ConfigValue value, read_value(file, key, node));
-    values.push_back(std::move(value));
-  }
-  std::ranges::sort(values, {}, [](const ConfigValue& value) { return std::tie(value.line, value.column); });
-  return values;
+  return read_table(file, parsed.table());
 }
 
 // A JSON string is a TOML string, except that TOML requires DEL to be escaped.

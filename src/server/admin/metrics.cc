@@ -95,7 +95,10 @@ double resident_bytes() {
 // The metric families of one text, in order.
 class Page {
  public:
-  Page(const std::string& model, bool vllm) : model_(model), vllm_(vllm) {}
+  explicit Page(bool vllm) : vllm_(vllm) {}
+
+  // The label of the metrics added from now on.
+  void set_model(const std::string& name) { model_ = name; }
 
   // Adds a metric under both prefixes. `older`: an additional older name behind "vllm:".
   void gauge(std::string_view name, std::string_view help, double value, std::string_view older = {}) {
@@ -141,7 +144,10 @@ class Page {
 
  private:
   MetricFamily& family(std::string_view prefix, std::string_view name, std::string_view help, MetricType type) {
-    return families_.emplace_back(MetricFamily{fmt::format("{}{}", prefix, name), std::string(help), type, {}});
+    std::string whole = fmt::format("{}{}", prefix, name);
+    const auto [place, is_new] = places_.emplace(whole, families_.size());
+    if (is_new) families_.push_back({std::move(whole), std::string(help), type, {}});
+    return families_[place->second];
   }
   prometheus::ClientMetric& add(MetricFamily& family, const Labels& labels) {
     prometheus::ClientMetric& metric = family.metric.emplace_back();
@@ -157,20 +163,40 @@ class Page {
     if (!older.empty()) fill(family(kTheirs, older, help, type));
   }
 
-  const std::string& model_;
+  std::string model_;
   bool vllm_;
   std::vector<MetricFamily> families_;
+  std::map<std::string, std::size_t> places_;  // in families_, by name
+};
+
+// What is counted of one model's requests.
+struct RequestFigures {
+  explicit RequestFigures(std::int64_t context)
+      : prompt_tokens(token_buckets(context)), generation_tokens(token_buckets(context)) {}
+
+  prometheus::Histogram first_token{kFirstTokenBuckets};
+  prometheus::Histogram gap{kGapBuckets};
+  prometheus::Histogram total{kRequestBuckets};
+  prometheus::Histogram queue{kRequestBuckets};
+  prometheus::Histogram prefill{kRequestBuckets};
+  prometheus::Histogram decode{kRequestBuckets};
+  prometheus::Histogram inference{kRequestBuckets};
+  prometheus::Histogram prompt_tokens;
+  prometheus::Histogram generation_tokens;
+  prometheus::Histogram dead_share{kShareBuckets};
+  CounterBy finished{"end", "stop", "length", "context", "kv_memory", "abandoned", "shutdown", "error"};
+  CounterBy evicted;
+  CounterBy tenant_requests, tenant_prompt, tenant_generation;
 };
 
 class MetricsImpl final : public Metrics {
  public:
   MetricsImpl(MetricsOptions options, MetricsSources sources)
-      : options_(std::move(options)),
-        sources_(std::move(sources)),
-        prompt_tokens_(token_buckets(options_.context)),
-        generation_tokens_(token_buckets(options_.context)) {}
+      : options_(std::move(options)), sources_(std::move(sources)) {
+    for (const std::string& name : options_.models) requests_.try_emplace(name, options_.context);
+  }
 
-  void on_token_gap(double seconds) override { gap_.Observe(seconds); }
+  void on_token_gap(const RequestRecord& record, double seconds) override { figures_of(record).gap.Observe(seconds); }
   void on_refused(std::string_view reason, std::string_view /*address*/, std::string_view /*path*/) override {
     refused_.add(reason, 1);
   }
@@ -198,52 +224,48 @@ class MetricsImpl final : public Metrics {
   void add_cache(Page& page, const EngineReport& engine) const;
   static void add_tiers(Page& page, const EngineReport& engine);
   void add_tenants(Page& page, const EngineReport& engine) const;
-  void add_requests(Page& page) const;
+  void add_requests(Page& page, const RequestFigures& requests) const;
+  // A request that ended before its model was known counts as one of the default.
+  RequestFigures& figures_of(const RequestRecord& record) {
+    const auto found = requests_.find(record.model);
+    return found != requests_.end() ? found->second : requests_.at(options_.models.front());
+  }
   void add_process(Page& page) const;
 
   const MetricsOptions options_;
   const MetricsSources sources_;
   const double started_ = static_cast<double>(std::time(nullptr));
 
-  prometheus::Histogram first_token_{kFirstTokenBuckets};
-  prometheus::Histogram gap_{kGapBuckets};
-  prometheus::Histogram total_{kRequestBuckets};
-  prometheus::Histogram queue_{kRequestBuckets};
-  prometheus::Histogram prefill_{kRequestBuckets};
-  prometheus::Histogram decode_{kRequestBuckets};
-  prometheus::Histogram inference_{kRequestBuckets};
-  prometheus::Histogram prompt_tokens_;
-  prometheus::Histogram generation_tokens_;
-  prometheus::Histogram dead_share_{kShareBuckets};
-  CounterBy finished_{"end", "stop", "length", "context", "kv_memory", "abandoned", "shutdown", "error"};
-  CounterBy refused_{"invalid", "unknown_model", "too_large", "queue_full", "queue_timeout", "draining", "rate_limit"};
-  CounterBy evicted_;
-  CounterBy tenant_requests_, tenant_prompt_, tenant_generation_;
+  std::map<std::string, RequestFigures> requests_;  // by model
+  CounterBy refused_{"invalid",       "unknown_model", "too_large",  "queue_full",
+                     "queue_timeout", "draining",      "rate_limit", "model_unavailable"};
 
   std::string text_;
   Clock::time_point written_;
 };
 
 void MetricsImpl::on_finished(const RequestRecord& record) {
+  RequestFigures& figures = figures_of(record);
   const auto observe = [](prometheus::Histogram& histogram, double seconds) {
     if (seconds >= 0) histogram.Observe(seconds);
   };
-  observe(first_token_, record.first_token_seconds);
-  observe(total_, record.total_seconds);
-  observe(queue_, record.queue_seconds);
-  observe(prefill_, record.prefill_seconds);
-  observe(decode_, record.decode_seconds);
+  observe(figures.first_token, record.first_token_seconds);
+  observe(figures.total, record.total_seconds);
+  observe(figures.queue, record.queue_seconds);
+  observe(figures.prefill, record.prefill_seconds);
+  observe(figures.decode, record.decode_seconds);
   if (record.prefill_seconds >= 0 && record.decode_seconds >= 0)
-    inference_.Observe(record.prefill_seconds + record.decode_seconds);
-  finished_.add(record.finish_reason, 1);
-  tenant_requests_.add(record.tenant, 1);
-  tenant_prompt_.add(record.tenant, static_cast<double>(record.prompt_tokens));
-  tenant_generation_.add(record.tenant, static_cast<double>(record.generated_tokens));
+    figures.inference.Observe(record.prefill_seconds + record.decode_seconds);
+  figures.finished.add(record.finish_reason, 1);
+  figures.tenant_requests.add(record.tenant, 1);
+  figures.tenant_prompt.add(record.tenant, static_cast<double>(record.prompt_tokens));
+  figures.tenant_generation.add(record.tenant, static_cast<double>(record.generated_tokens));
   if (record.seen == 0) return;  // The record has no token figures.
-  prompt_tokens_.Observe(static_cast<double>(record.prompt_tokens));
-  generation_tokens_.Observe(static_cast<double>(record.generated_tokens));
-  dead_share_.Observe(record.dead_share);
-  evicted_.add(policy_name(record.policy), static_cast<double>(std::max<std::int64_t>(0, record.seen - record.kept)));
+  figures.prompt_tokens.Observe(static_cast<double>(record.prompt_tokens));
+  figures.generation_tokens.Observe(static_cast<double>(record.generated_tokens));
+  figures.dead_share.Observe(record.dead_share);
+  figures.evicted.add(policy_name(record.policy),
+                      static_cast<double>(std::max<std::int64_t>(0, record.seen - record.kept)));
 }
 
 void MetricsImpl::add_engine(Page& page, const StepReport& steps) const {
@@ -381,33 +403,36 @@ void MetricsImpl::add_tenants(Page& page, const EngineReport& engine) const {
               "tenant", planned.counts());
 }
 
-void MetricsImpl::add_requests(Page& page) const {
-  page.counters("request_success_total", "Requests that ended, by reason", "finished_reason", finished_.counts());
+void MetricsImpl::add_requests(Page& page, const RequestFigures& requests) const {
+  page.counters("request_success_total", "Requests that ended, by reason", "finished_reason",
+                requests.finished.counts());
   if (options_.vllm) {
     std::map<std::string, double, std::less<>> theirs;
-    for (const auto& [reason, count] : finished_.counts()) theirs[std::string(vllm_reason(reason))] += count;
+    for (const auto& [reason, count] : requests.finished.counts()) theirs[std::string(vllm_reason(reason))] += count;
     page.counters("request_success_total", "Requests that ended, by reason", "finished_reason", theirs, kTheirs);
   }
-  page.counters("admission_rejections_total", "Requests that were not taken, by reason", "reason", refused_.counts());
-  page.histogram("time_to_first_token_seconds", "From a request's arrival to its first text", first_token_);
-  page.histogram("inter_token_latency_seconds", "Between two texts of one answer", gap_);
-  page.histogram("e2e_request_latency_seconds", "From a request's arrival to its end", total_);
-  page.histogram("request_queue_time_seconds", "From a request's arrival to its first pass", queue_);
-  page.histogram("request_prefill_time_seconds", "From a request's first pass until its prompt was read", prefill_);
-  page.histogram("request_decode_time_seconds", "From a prompt's end to the request's", decode_);
-  page.histogram("request_inference_time_seconds", "From a request's first pass to its end", inference_);
-  page.histogram("request_prompt_tokens", "Prompt tokens of a request", prompt_tokens_);
-  page.histogram("request_generation_tokens", "Generated tokens of a request", generation_tokens_);
+  page.histogram("time_to_first_token_seconds", "From a request's arrival to its first text", requests.first_token);
+  page.histogram("inter_token_latency_seconds", "Between two texts of one answer", requests.gap);
+  page.histogram("e2e_request_latency_seconds", "From a request's arrival to its end", requests.total);
+  page.histogram("request_queue_time_seconds", "From a request's arrival to its first pass", requests.queue);
+  page.histogram("request_prefill_time_seconds", "From a request's first pass until its prompt was read",
+                 requests.prefill);
+  page.histogram("request_decode_time_seconds", "From a prompt's end to the request's", requests.decode);
+  page.histogram("request_inference_time_seconds", "From a request's first pass to its end", requests.inference);
+  page.histogram("request_prompt_tokens", "Prompt tokens of a request", requests.prompt_tokens);
+  page.histogram("request_generation_tokens", "Generated tokens of a request", requests.generation_tokens);
   page.own_histogram("request_dead_share", "Share of a request's written KV slots whose token was dropped",
-                     dead_share_);
+                     requests.dead_share);
   page.counters("evicted_tokens_total", "Tokens that policies dropped, of requests that ended", "policy",
-                evicted_.counts());
-  page.counters("tenant_requests_total", "Requests that ended, by tenant", "tenant", tenant_requests_.counts());
-  page.counters("tenant_prompt_tokens_total", "Prompt tokens by tenant", "tenant", tenant_prompt_.counts());
-  page.counters("tenant_generation_tokens_total", "Generated tokens by tenant", "tenant", tenant_generation_.counts());
+                requests.evicted.counts());
+  page.counters("tenant_requests_total", "Requests that ended, by tenant", "tenant", requests.tenant_requests.counts());
+  page.counters("tenant_prompt_tokens_total", "Prompt tokens by tenant", "tenant", requests.tenant_prompt.counts());
+  page.counters("tenant_generation_tokens_total", "Generated tokens by tenant", "tenant",
+                requests.tenant_generation.counts());
 }
 
 void MetricsImpl::add_process(Page& page) const {
+  page.counters("admission_rejections_total", "Requests that were not taken, by reason", "reason", refused_.counts());
   if (sources_.busy)
     page.own_gauge("step_busy_seconds", "How long the pass under way has been running",
                    std::chrono::duration<double>(sources_.busy()).count());
@@ -422,12 +447,18 @@ void MetricsImpl::add_process(Page& page) const {
 }
 
 std::string MetricsImpl::write() const {
-  const StepReport steps = sources_.steps ? sources_.steps() : StepReport();
-  Page page(options_.model, options_.vllm);
-  add_engine(page, steps);
-  add_cache(page, steps.engine);
-  add_tenants(page, steps.engine);
-  add_requests(page);
+  Page page(options_.vllm);
+  for (ModelFigures& model : sources_.models ? sources_.models() : std::vector<ModelFigures>()) {
+    page.set_model(model.name);
+    page.own_gauge("model_loaded", "Whether the model is in memory", model.loaded ? 1 : 0);
+    page.own_counter("model_loads_total", "How often the model was loaded", static_cast<double>(model.loads));
+    model.steps.queued += model.waiting;
+    add_engine(page, model.steps);
+    add_cache(page, model.steps.engine);
+    add_tenants(page, model.steps.engine);
+    add_requests(page, requests_.at(model.name));
+  }
+  page.set_model(options_.models.front());
   add_process(page);
   return page.text();
 }

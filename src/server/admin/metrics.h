@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "server/admin/traffic.h"
 #include "server/http/router.h"
@@ -20,7 +21,8 @@
 namespace kvasir::server {
 
 struct MetricsOptions {
-  std::string model;  // label model_name of every metric of an engine
+  // The models' names, the default first: label model_name of their metrics. Those of the whole server have the first.
+  std::vector<std::string> models;
   std::string version;
   std::int64_t context = 0;           // tokens that a request can have at most; bounds the buckets of its histograms
   bool vllm = false;                  // also write metrics under vLLM's names
@@ -28,9 +30,18 @@ struct MetricsOptions {
   std::chrono::milliseconds age{20};  // a text younger than this is returned again
 };
 
+// What a model does now.
+struct ModelFigures {
+  std::string name;
+  bool loaded = false;
+  std::int64_t loads = 0;
+  std::int64_t waiting = 0;  // requests that wait for it to be loaded
+  StepReport steps;          // zeros unless it is loaded
+};
+
 // Sources of figures that no event reports; each may be empty. Called on the I/O thread.
 struct MetricsSources {
-  std::function<StepReport()> steps;
+  std::function<std::vector<ModelFigures>()> models;
   std::function<std::chrono::steady_clock::duration()> busy;  // see StepThread::busy
   std::function<int()> connections;
   std::function<std::uint64_t()> dropped_log_lines;

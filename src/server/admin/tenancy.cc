@@ -46,9 +46,12 @@ std::map<int, std::string> Tenancy::names() const {
   return names;
 }
 
-Status Tenancy::set_quotas(Engine& engine) {
+Status Tenancy::limit_floors(std::uint64_t kv_memory) {
+  return gate_ == nullptr ? Status() : gate_->limit_floors(kv_memory);
+}
+
+Status Tenancy::set_quotas(Engine& engine) const {
   if (gate_ == nullptr) return {};
-  KVASIR_RETURN_IF_ERROR(gate_->limit_floors(engine.cache().budget));
   for (const QuotaChange& change : gate_->quotas()) {
     const Status status = engine.set_quota(change.tenant_number, change.quota);
     if (!status.ok())
@@ -57,8 +60,8 @@ Status Tenancy::set_quotas(Engine& engine) {
   return {};
 }
 
-void Tenancy::join(Service& service, StepThread& steps, HttpServer& http) {
-  steps_ = &steps;
+void Tenancy::join(Service& service, ModelDesk& models, HttpServer& http) {
+  models_ = &models;
   if (!options_.usage_db.empty()) {
     tenants::UsageWriter::Options usage;
     usage.path = options_.usage_db;
@@ -82,35 +85,43 @@ void Tenancy::leave() {
 }
 
 void Tenancy::change_quotas(const std::vector<QuotaChange>& changes) {
-  for (const QuotaChange& change : changes) {
-    std::erase_if(unset_, [&](const QuotaChange& old) { return old.tenant_number == change.tenant_number; });
-    unset_.push_back(change);
-  }
+  for (const QuotaChange& change : changes) keep_unset(change);
   send_quotas();
 }
 
-// Sends one batch at a time, in order: floors are lowered before others are raised. Quotas that could not be set are
-// sent again at the next check of the keys file.
+void Tenancy::keep_unset(const QuotaChange& change) {
+  std::erase_if(unset_, [&](const QuotaChange& old) { return old.tenant_number == change.tenant_number; });
+  unset_.push_back(change);
+}
+
+// Sends one batch at a time to the models that are loaded, in order: floors are lowered before others are raised. A
+// model that is loaded later begins with the newest. Quotas that could not be set are sent again at the next check of
+// the keys file.
 void Tenancy::send_quotas() {
-  if (steps_ == nullptr || unset_.empty() || sends_) return;
-  const auto batch = std::make_shared<const std::vector<QuotaChange>>(unset_);
-  const auto set = [this, batch](Engine& engine) {
-    for (const QuotaChange& change : *batch) {
-      const Status status = engine.set_quota(change.tenant_number, change.quota);
-      if (!status.ok()) log(fmt::format("quota of tenant '{}' not set: {}", change.tenant, status.message()));
-    }
-    steps_->post([this] { sends_ = false; });
-  };
-  sends_ = true;
-  const Status asked = steps_->ask(set, [this, batch] {
-    sends_ = false;
-    std::vector<QuotaChange> newer = std::exchange(unset_, *batch);
-    change_quotas(newer);
-  });
-  if (asked.ok()) {
-    unset_.clear();
-  } else {
-    sends_ = false;
+  if (models_ == nullptr || unset_.empty() || sends_ > 0) return;
+  const auto batch = std::make_shared<const std::vector<QuotaChange>>(std::exchange(unset_, {}));
+  for (const ModelDesk::Info& model : models_->list()) {
+    const auto lease = std::make_shared<ModelLease>(models_->look(model.defaults.name));
+    if (!*lease) continue;
+    StepThread& steps = (*lease)->steps;
+    ++sends_;
+    const auto ended = [this, lease] {
+      --sends_;
+      lease->reset();
+    };
+    const auto failed = [this, batch, ended] {
+      ended();
+      std::vector<QuotaChange> newer = std::exchange(unset_, *batch);
+      for (const QuotaChange& change : newer) keep_unset(change);
+    };
+    const auto set = [this, &steps, batch, ended](Engine& engine) {
+      for (const QuotaChange& change : *batch) {
+        const Status status = engine.set_quota(change.tenant_number, change.quota);
+        if (!status.ok()) log(fmt::format("quota of tenant '{}' not set: {}", change.tenant, status.message()));
+      }
+      steps.post(ended);
+    };
+    if (!steps.ask(set, failed).ok()) failed();
   }
 }
 

@@ -1,9 +1,9 @@
 // Tenants of a server: its gate, their quotas and their usage, put together.
 //
 //   auto tenancy = Tenancy::open(options);      // before the model is loaded: reports a wrong keys file at once
-//   tenancy->set_quotas(*engine);
-//   ... HttpServer, StepThread, Service with tenancy->gate() ...
-//   tenancy->join(*service, steps, *http);
+//   tenancy->limit_floors(bytes);               // the KV memory of the smallest model
+//   ... HttpServer, ModelDesk with set_quotas(), Service with tenancy->gate() ...
+//   tenancy->join(*service, models, *http);
 //   http->run();
 //   tenancy->leave();                           // the usage is written
 //
@@ -19,8 +19,8 @@
 #include "server/admin/key_gate.h"
 #include "server/admin/usage_recorder.h"
 #include "server/http/http_server.h"
+#include "server/models/model_desk.h"
 #include "server/service.h"
-#include "server/threads/step_thread.h"
 
 namespace kvasir::server {
 
@@ -43,12 +43,17 @@ class Tenancy {
   // The tenants' names by number; without keys, one tenant without a name.
   std::map<int, std::string> names() const;
 
-  // Gives the engine the quotas of all tenants. Errors: kInvalidArgument for floors that exceed its memory.
-  Status set_quotas(Engine& engine);
+  // Checks the tenants' floors against KV memory of so many bytes, now and whenever the keys file changes. Errors:
+  // kInvalidArgument.
+  Status limit_floors(std::uint64_t kv_memory);
+
+  // Gives an engine that takes no requests yet the quotas of all tenants. Errors: kInvalidArgument for floors that
+  // exceed its memory.
+  Status set_quotas(Engine& engine) const;
 
   // Subscribes to the service's traffic, adds routes, and follows changes of the keys file. All must outlive the run of
   // `http`. REQUIRES: no request was answered yet.
-  void join(Service& service, StepThread& steps, HttpServer& http);
+  void join(Service& service, ModelDesk& models, HttpServer& http);
 
   // Writes all pending usage. Nothing is answered from now on. REQUIRES: HttpServer::run() has returned.
   void leave();
@@ -57,14 +62,15 @@ class Tenancy {
   explicit Tenancy(TenancyOptions options) : options_(std::move(options)) {}
   void log(const std::string& line) const;
   void change_quotas(const std::vector<QuotaChange>& changes);
+  void keep_unset(const QuotaChange& change);
   void send_quotas();
 
   const TenancyOptions options_;
-  StepThread* steps_ = nullptr;
+  ModelDesk* models_ = nullptr;
   std::unique_ptr<UsageRecorder> usage_;
   std::unique_ptr<KeyGate> gate_;
-  std::vector<QuotaChange> unset_;  // quotas that the engine does not have yet
-  bool sends_ = false;              // a batch is on its way to the engine
+  std::vector<QuotaChange> unset_;  // quotas that the engines do not have yet
+  int sends_ = 0;                   // models that a batch is on its way to
 };
 
 }  // namespace kvasir::server

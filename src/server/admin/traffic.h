@@ -13,6 +13,7 @@ namespace kvasir::server {
 // far.
 struct RequestRecord {
   std::string id;
+  std::string model;       // its name for clients; empty: not known yet
   std::string request_id;  // HttpRequest::id
   std::string path;
   std::string tenant;
@@ -41,8 +42,10 @@ struct RequestRecord {
 class TrafficObserver {
  public:
   virtual ~TrafficObserver() = default;
-  // Reports the seconds between two texts of one sample.
-  virtual void on_token_gap(double seconds) { static_cast<void>(seconds); }
+  // Reports the seconds between two texts of one sample of a request.
+  virtual void on_token_gap(const RequestRecord& record, double seconds) {
+    static_cast<void>(record), static_cast<void>(seconds);
+  }
   // Reports a refused request: the reason in one word (queue_full, too_large, invalid, draining, rate_limit, ...), the
   // client's address, and the requested path.
   virtual void on_refused(std::string_view reason, std::string_view address, std::string_view path) {
@@ -62,8 +65,8 @@ class Traffic final : public TrafficObserver {
  public:
   // `observer` must outlive this.
   void add(TrafficObserver* observer) { observers_.push_back(observer); }
-  void on_token_gap(double seconds) override {
-    for (TrafficObserver* observer : observers_) observer->on_token_gap(seconds);
+  void on_token_gap(const RequestRecord& record, double seconds) override {
+    for (TrafficObserver* observer : observers_) observer->on_token_gap(record, seconds);
   }
   void on_refused(std::string_view reason, std::string_view address, std::string_view path) override {
     for (TrafficObserver* observer : observers_) observer->on_refused(reason, address, path);

@@ -75,6 +75,8 @@ class Dialect {
 
   virtual std::string_view id_prefix() const = 0;  // of answers' ids: "chatcmpl-"
   virtual ErrorForm error_form() const = 0;
+  // Returns the name of the model that a body means by "model". Called on the I/O thread.
+  virtual std::string model_of(std::string named) const { return named; }
   // Reads a body, on the text thread. Errors: kInvalidArgument and kUnsupported, about() the field; kNotFound.
   virtual Result<ReadBody> read(const nlohmann::json& body, const ReadContext& context) const = 0;
 };

@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "server/fields/ignored_fields.h"
+#include "server/models/asked_model.h"
 
 namespace kvasir::server {
 namespace {
@@ -36,17 +37,33 @@ Flight::Flight(const FlightDeck& deck, const Dialect& dialect, AnswerHead head, 
       exchange_(std::move(exchange)),
       session_route_(std::move(session)),
       body_(std::move(exchange_.request.body)),
-      session_(deck.sessions, deck.steps),
-      record_(deck.traffic, head_.id, exchange_) {
-  head_.model = deck.model;
-}
+      session_(deck.sessions),
+      record_(deck.traffic, head_.id, exchange_) {}
 
 void Flight::start() {
   exchange_.answer->on_closed([self = shared_from_this()] { self->leave(); });
+  waits_ =
+      deck_.models.ask(dialect_.model_of(asked_model(body_)), exchange_.caller.tenant_number,
+                       [self = shared_from_this()](Result<ModelLease> lease) { self->got_model(std::move(lease)); });
+}
+
+void Flight::got_model(Result<ModelLease> lease) {
+  waits_ = 0;
+  if (over_) return;
+  if (!lease.ok()) {
+    const ErrorText error = error_of_model(lease.status());
+    return refuse(error.http, lease.status(), error.http == 404 ? "unknown_model" : error.code, error.code);
+  }
+  model_ = std::move(*lease);
+  head_.model = model_->defaults.name;
+  record_.set_model(head_.model);
+  preparing_ = true;
   const Status queued = deck_.texts.run(
       body_.size(), [self = shared_from_this()] { self->prepare(); }, [self = shared_from_this()] { self->prepared(); },
       exchange_.caller.tenant);
-  if (!queued.ok()) refuse(429, queued, "queue_full", "queue_full");
+  if (queued.ok()) return;
+  preparing_ = false;
+  refuse(429, queued, "queue_full", "queue_full");
 }
 
 void Flight::wait_until(std::chrono::steady_clock::time_point latest) {
@@ -62,8 +79,7 @@ void Flight::go_on() {
 void Flight::prepare() {
   if (cancelled_) return;
   try {
-    Result<ReadyRequest> ready =
-        server::prepare(body_, {deck_.policy, deck_.sampling, &dialect_, &exchange_, session_route_}, deck_.steps);
+    Result<ReadyRequest> ready = server::prepare(body_, {&dialect_, &exchange_, session_route_}, *model_);
     preparation_ = ready.status();
     if (ready.ok()) ready_ = std::move(*ready);
   } catch (const std::bad_alloc&) {
@@ -73,15 +89,14 @@ void Flight::prepare() {
 }
 
 void Flight::prepared() {
-  if (over_) return;
+  preparing_ = false;
+  if (over_) return release_all();
   if (no_memory_)
     return refuse(503, exhausted("the server has no memory left for the body; try again later"), "no_memory",
                   "no_memory");
   if (!preparation_.ok())
     return refuse(http_status(preparation_), preparation_,
                   preparation_.code() == StatusCode::kResourceExhausted ? "too_large" : "invalid");
-  if (!request().model.empty() && request().model != deck_.model)
-    return refuse(404, unknown_model(request().model, deck_.model), "unknown_model", "model_not_found");
   if (!ready_.at_once.empty()) {
     exchange_.send_json(200, std::move(ready_.at_once));
     return release_all();
@@ -103,6 +118,12 @@ void Flight::prepared() {
     return refuse(400,
                   invalid_argument("this server keeps no sessions; start it with --sessions DIR").about({"session"}),
                   "invalid");
+  if (&deck_.sessions->steps() != &model_->steps)
+    return refuse(400,
+                  invalid_argument("this server keeps sessions of the model '{}' alone; omit 'model' or 'session'",
+                                   deck_.models.default_name())
+                      .about({"session"}),
+                  "invalid");
   const std::string& name = request().session;
   record_.set_session(name);
   if (!session_.take({exchange_.caller.tenant, name}))
@@ -110,7 +131,7 @@ void Flight::prepared() {
                   invalid_argument("another request is using the session '{}'; try again when that has ended", name)
                       .about({"session"}),
                   "session_busy", "session_busy");
-  session_.open(options, deck_.policy, !ready_.restores_only,
+  session_.open(options, model_->defaults.policy, !ready_.restores_only,
                 [self = shared_from_this()](const Status& status) { self->opened(status); });
 }
 
@@ -183,7 +204,7 @@ Status Flight::submit_part(std::size_t part, RequestOptions options) {
       self->end_without_memory();
     }
   };
-  KVASIR_ASSIGN_OR_RETURN(samples_.part(part).ticket, deck_.steps.submit(std::move(options), std::move(listener)));
+  KVASIR_ASSIGN_OR_RETURN(samples_.part(part).ticket, model_->steps.submit(std::move(options), std::move(listener)));
   return {};
 }
 
@@ -349,13 +370,15 @@ void Flight::leave() {
 // Gives back everything that the flight holds. A session that is being opened or written is given back after that.
 void Flight::release_all() {
   over_ = cancelled_ = true;
-  if (samples_.left() > 0)
+  deck_.models.forget(std::exchange(waits_, 0));
+  if (model_ && samples_.left() > 0)
     for (const Samples::Part& part : samples_.parts())
-      if (part.ticket != Ticket{}) deck_.steps.cancel(part.ticket);
+      if (part.ticket != Ticket{}) model_->steps.cancel(part.ticket);
   ready_.request.options.session.reset();
   session_.release();
   exchange_.answer.reset();
   exchange_.caller.hold.reset();
+  if (!preparing_) model_.reset();
 }
 
 // The policy of an answer that ends before its samples report one.
@@ -366,7 +389,7 @@ std::string Flight::policy_so_far() const {
   request.protect = ready_.request.options.protect;
   request.prompt = 1;
   request.max_tokens = 0;
-  const Result<RequestPlan> plan = deck_.steps.plan(request);  // for its canonical name
+  const Result<RequestPlan> plan = model_->steps.plan(request);  // for its canonical name
   return plan.ok() ? plan->policy : request.policy;
 }
 

@@ -1,8 +1,9 @@
 // One completion under way: from its body to the end of its answer.
 //
-// The body is prepared on the text thread (server/api/prepare.h), as its dialect reads it. Each prompt then becomes a
-// request of the engine; the samples are the answer's choices. A completion of a session first opens the session, and
-// writes it back before the answer ends. Thread-safety: the I/O thread's alone, except prepare().
+// First the flight waits for the model that the body names (server/models/model_desk.h), and keeps it until the answer
+// ends. The body is prepared on the text thread (server/api/prepare.h), as its dialect reads it. Each prompt then
+// becomes a request of the engine; the samples are the answer's choices. A completion of a session first opens the
+// session, and writes it back before the answer ends. Thread-safety: the I/O thread's alone, except prepare().
 #pragma once
 
 #include <atomic>
@@ -20,6 +21,7 @@
 #include "server/api/samples.h"
 #include "server/api/session_hold.h"
 #include "server/http/exchange.h"
+#include "server/models/model_desk.h"
 #include "server/threads/step_thread.h"
 #include "server/threads/text_thread.h"
 
@@ -27,15 +29,12 @@ namespace kvasir::server {
 
 // What all flights share. Outlives them.
 struct FlightDeck {
-  StepThread& steps;
+  ModelDesk& models;
   TextThread& texts;
   Traffic& traffic;
-  SessionDesk* sessions;     // null: the server has no sessions
-  std::string model;         // as clients name it
-  std::string policy;        // for requests that name none; empty: the engine's default
-  SamplingOptions sampling;  // for requests that give no temperature
-  // How long a request may wait for its first pass before it is refused with 503; 0: for ever. With a limit a stream
-  // begins with the first pass, so that it can still be refused.
+  SessionDesk* sessions;  // of the default model, which is loaded then; null: the server has no sessions
+  // How long a request may wait for its model and its first pass before it is refused with 503; 0: for ever. With a
+  // limit a stream begins with the first pass, so that it can still be refused.
   std::chrono::seconds queue_timeout{0};
 };
 
@@ -57,6 +56,7 @@ class Flight : public std::enable_shared_from_this<Flight> {
   void cut_off();
 
  private:
+  void got_model(Result<ModelLease> lease);
   void prepare();   // on the text thread: reads body_ and writes ready_
   void prepared();  // on the I/O thread, which owns ready_ from here on
   void opened(const Status& status);
@@ -89,6 +89,9 @@ class Flight : public std::enable_shared_from_this<Flight> {
   AnswerHead head_;
   Exchange exchange_;
   std::string session_route_;
+  ModelDesk::WaitId waits_ = 0;  // for the model
+  ModelLease model_;             // from then on, until the flight is over
+  bool preparing_ = false;       // the text thread uses the model
   std::string body_;
   bool no_memory_ = false;  // no memory for a copy of the body
   Status preparation_;

@@ -24,6 +24,7 @@ class FlightRecord {
   bool began() const { return began_; }  // the request has had a pass
 
   void set_samples(int samples) { record_.samples = samples; }  // for all prompts
+  void set_model(const std::string& name) { record_.model = name; }
   void set_session(const std::string& id) { record_.session = id; }
   void note_event();
   void note_text(Samples::Sample& sample);

@@ -283,12 +283,8 @@ Result<PromptTokens> encode_request_text(const ModelText& text, const RequestOpt
   return prompt.ok() ? std::move(prompt) : in_body(prompt.status());
 }
 
-Status unknown_model(const std::string& wanted, const std::string& served) {
-  return make_status(StatusCode::kNotFound, "there is no model '{}' here; there is '{}'", wanted.substr(0, 200), served)
-      .about({"model"});
-}
-
-Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, const StepThread& steps) {
+Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, const Served& model) {
+  const StepThread& steps = model.steps;
   ReadyRequest ready;
   {
     KVASIR_ASSIGN_OR_RETURN(nlohmann::json json, parse_body(body.empty() && !common.session.empty() ? "{}" : body));
@@ -307,7 +303,7 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
       if (ready.restores_only) json["prompt"] = "-";  // which is not read
     }
     const ReadContext context{common.exchange->request, common.exchange->caller, steps.text(), steps.model(),
-                              common.sampling};
+                              model.defaults.sampling};
     KVASIR_ASSIGN_OR_RETURN(ReadBody read, common.dialect->read(json, context));
     ready.request = std::move(read.request);
     ready.writer = std::move(read.writer);
@@ -329,7 +325,7 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
     }
     return ready;
   }
-  if (options.policy.empty()) options.policy = common.policy;
+  if (options.policy.empty()) options.policy = model.defaults.policy;
   options.policy = with_demotion(options.policy, std::exchange(options.demote, {}));
   if (ready.request.chat) {
     KVASIR_ASSIGN_OR_RETURN(ready.prompts.emplace_back(), ready_prompt(steps, ready.request, options));

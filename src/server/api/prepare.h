@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "server/api/dialect.h"
-#include "server/threads/step_thread.h"
+#include "server/models/served.h"
 
 namespace kvasir::server {
 
@@ -31,10 +31,8 @@ struct ReadyRequest {
   std::string at_once;  // see ReadBody
 };
 
-// The settings that all requests have in common.
+// What is known of a request beside its body.
 struct Preparation {
-  std::string policy;        // of requests that name none; empty: the engine's default
-  SamplingOptions sampling;  // of requests that give no temperature
   const Dialect* dialect = nullptr;
   const Exchange* exchange = nullptr;  // its caller's ceiling prompts must fit; only its answer may change meanwhile
   // The session of POST /v1/sessions/{id}, whose text is read without generating; without text the session is only
@@ -43,7 +41,7 @@ struct Preparation {
 };
 
 // Errors: as Dialect::read, ModelText::encode_prompt and ModelText::compile.
-Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, const StepThread& steps);
+Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, const Served& model);
 
 // Returns the tokens of a request's messages or prompt. Errors: as ModelText::encode_prompt, about fields of the body.
 Result<PromptTokens> encode_request_text(const ModelText& text, const RequestOptions& options);
@@ -51,7 +49,5 @@ Result<PromptTokens> encode_request_text(const ModelText& text, const RequestOpt
 // Returns the error with the engine's settings replaced by a body's fields; drops settings that no field corresponds
 // to.
 Status in_body(const Status& status);
-// Returns the error for a request of model `wanted` when only `served` is available.
-Status unknown_model(const std::string& wanted, const std::string& served);
 
 }  // namespace kvasir::server

@@ -69,8 +69,8 @@ void SessionHold::save(std::function<bool()> wanted, std::function<void(const St
 }
 
 void SessionHold::release() {
-  if (at_desk_) return;
-  steps_.retire(std::exchange(session_.session, nullptr));
+  if (desk_ == nullptr || at_desk_) return;
+  desk_->steps().retire(std::exchange(session_.session, nullptr));
   if (std::exchange(took_, false)) desk_->give_back(name_);
 }
 

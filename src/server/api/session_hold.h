@@ -22,8 +22,8 @@ SessionFault fault_of_session(const Status& status);
 
 class SessionHold {
  public:
-  // Both must outlive this. `desk`: null where there are no sessions.
-  SessionHold(SessionDesk* desk, StepThread& steps) : desk_(desk), steps_(steps) {}
+  // `desk` must outlive this; null where there are no sessions.
+  explicit SessionHold(SessionDesk* desk) : desk_(desk) {}
 
   // Takes a session. Returns false while another request has it. REQUIRES, as the calls below: a desk.
   bool take(SessionName name);
@@ -43,7 +43,6 @@ class SessionHold {
 
  private:
   SessionDesk* desk_;
-  StepThread& steps_;
   SessionName name_;
   bool took_ = false;
   bool at_desk_ = false;  // the session is being opened or written

@@ -12,6 +12,7 @@
 #include "server/api/prepare.h"
 #include "server/api/text_answer.h"
 #include "server/fields/json_fields.h"
+#include "server/models/asked_model.h"
 
 namespace kvasir::server {
 namespace {
@@ -39,34 +40,40 @@ Result<std::vector<PromptTokens>> encode_all(const ModelText& text, ApiRequest r
   return all;
 }
 
-}  // namespace
-
-void TextRoutes::add_routes(Router& router) {
-  add(router, "/tokenize", &TextRoutes::tokenize);
-  add(router, "/detokenize", &TextRoutes::detokenize);
-  add(router, "/v1/completions/render", &TextRoutes::render_completion);
-  add(router, "/v1/chat/completions/render", &TextRoutes::render_chat);
-  add(router, "/v1/kv/plan", &TextRoutes::plan);
-}
-
-void TextRoutes::add(Router& router, std::string_view path, Work work) {
-  router.add("POST", path, [this, work](Exchange exchange) {
-    answer_on(texts_, std::move(exchange), [this, work](const Exchange& asked) { return (this->*work)(asked); });
-  });
-}
-
-// Parses the body. Errors: also for the name of another model.
-Result<Json> TextRoutes::parse(const Exchange& exchange) const {
+// Parses the body.
+Result<Json> parse(const Exchange& exchange) {
   KVASIR_ASSIGN_OR_RETURN(Json json, parse_body(exchange.request.body));
-  std::string model;
+  std::string model;  // which has been chosen by now
   KVASIR_RETURN_IF_ERROR(read_field(json, "model", model));
-  if (model.empty() || model == model_) return json;
-  return unknown_model(model, model_);
+  return json;
 }
 
-Result<std::string> TextRoutes::tokenize(const Exchange& exchange) const {
+// As llama-server: a piece that is no text is a list of its bytes.
+Result<std::string> tokenize_content(const Served& model, const Json& json) {
+  bool special = false, parse_special = true, pieces = false;
+  std::string content;
+  for (const char* field : {"prompt", "messages"})
+    if (find_field(json, field) != nullptr)
+      return invalid_argument("'content' and '{}' are both given; omit one of them", field).about({"content"});
+  KVASIR_RETURN_IF_ERROR(read_field(json, "content", content));
+  KVASIR_RETURN_IF_ERROR(read_field(json, "add_special", special));
+  KVASIR_RETURN_IF_ERROR(read_field(json, "parse_special", parse_special));
+  KVASIR_RETURN_IF_ERROR(read_field(json, "with_pieces", pieces));
+  KVASIR_ASSIGN_OR_RETURN(const auto tokens, model.steps.text().encode(content, special, parse_special));
+  if (!pieces) return text_of({{"tokens", tokens}});
+  Json list = Json::array();
+  for (const std::int32_t token : tokens) {
+    KVASIR_ASSIGN_OR_RETURN(const std::string bytes, model.steps.text().bytes_of(token));
+    Json piece = bytes;
+    if (token_name(bytes) != bytes) piece = std::vector<std::uint8_t>(bytes.begin(), bytes.end());
+    list.push_back({{"id", token}, {"piece", std::move(piece)}});
+  }
+  return text_of({{"tokens", std::move(list)}});
+}
+
+Result<std::string> tokenize(const Served& model, const Exchange& exchange) {
   KVASIR_ASSIGN_OR_RETURN(Json json, parse(exchange));
-  if (find_field(json, "content") != nullptr) return tokenize_content(json);
+  if (find_field(json, "content") != nullptr) return tokenize_content(model, json);
   const bool chat = find_field(json, "messages") != nullptr;
   if (chat && find_field(json, "prompt") != nullptr)
     return invalid_argument("'prompt' and 'messages' are both given; omit one of them").about({"prompt"});
@@ -75,7 +82,7 @@ Result<std::string> TextRoutes::tokenize(const Exchange& exchange) const {
   KVASIR_RETURN_IF_ERROR(read_field(json, "parse_special", parse_special));
   KVASIR_RETURN_IF_ERROR(read_field(json, "return_token_strs", strings));
   json.erase("add_special_tokens");
-  const ModelText& text = steps_.text();
+  const ModelText& text = model.steps.text();
   std::vector<std::int32_t> tokens;
   if (chat) {
     KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(json, true));
@@ -87,7 +94,7 @@ Result<std::string> TextRoutes::tokenize(const Exchange& exchange) const {
     if (!prompt->is_string()) return wrong_field("prompt", "a string");
     KVASIR_ASSIGN_OR_RETURN(tokens, text.encode(prompt->get_ref<const std::string&>(), special, parse_special));
   }
-  Json answer = {{"tokens", tokens}, {"count", tokens.size()}, {"max_model_len", steps_.model().context}};
+  Json answer = {{"tokens", tokens}, {"count", tokens.size()}, {"max_model_len", model.steps.model().context}};
   if (strings) {
     Json list = Json::array();
     for (const std::int32_t token : tokens) {
@@ -99,30 +106,7 @@ Result<std::string> TextRoutes::tokenize(const Exchange& exchange) const {
   return text_of(answer);
 }
 
-// As llama-server: a piece that is no text is a list of its bytes.
-Result<std::string> TextRoutes::tokenize_content(const Json& json) const {
-  bool special = false, parse_special = true, pieces = false;
-  std::string content;
-  for (const char* field : {"prompt", "messages"})
-    if (find_field(json, field) != nullptr)
-      return invalid_argument("'content' and '{}' are both given; omit one of them", field).about({"content"});
-  KVASIR_RETURN_IF_ERROR(read_field(json, "content", content));
-  KVASIR_RETURN_IF_ERROR(read_field(json, "add_special", special));
-  KVASIR_RETURN_IF_ERROR(read_field(json, "parse_special", parse_special));
-  KVASIR_RETURN_IF_ERROR(read_field(json, "with_pieces", pieces));
-  KVASIR_ASSIGN_OR_RETURN(const auto tokens, steps_.text().encode(content, special, parse_special));
-  if (!pieces) return text_of({{"tokens", tokens}});
-  Json list = Json::array();
-  for (const std::int32_t token : tokens) {
-    KVASIR_ASSIGN_OR_RETURN(const std::string bytes, steps_.text().bytes_of(token));
-    Json piece = bytes;
-    if (token_name(bytes) != bytes) piece = std::vector<std::uint8_t>(bytes.begin(), bytes.end());
-    list.push_back({{"id", token}, {"piece", std::move(piece)}});
-  }
-  return text_of({{"tokens", std::move(list)}});
-}
-
-Result<std::string> TextRoutes::detokenize(const Exchange& exchange) const {
+Result<std::string> detokenize(const Served& model, const Exchange& exchange) {
   KVASIR_ASSIGN_OR_RETURN(const Json json, parse(exchange));
   const Json* list = find_field(json, "tokens");
   if (list == nullptr || !list->is_array()) return wrong_field("tokens", "a list of token ids");
@@ -133,32 +117,32 @@ Result<std::string> TextRoutes::detokenize(const Exchange& exchange) const {
       return wrong_field("tokens", "a list of token ids");
     tokens.push_back(static_cast<std::int32_t>(*token));
   }
-  KVASIR_ASSIGN_OR_RETURN(std::string prompt, steps_.text().decode(tokens, true));
+  KVASIR_ASSIGN_OR_RETURN(std::string prompt, model.steps.text().decode(tokens, true));
   return text_of({{"prompt", prompt}, {"content", prompt}});
 }
 
-Result<std::string> TextRoutes::render_completion(const Exchange& exchange) const {
+Result<std::string> render_completion(const Served& model, const Exchange& exchange) {
   KVASIR_ASSIGN_OR_RETURN(const Json json, parse(exchange));
   KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(json, false));
-  KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(steps_.text(), std::move(request)));
+  KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(model.steps.text(), std::move(request)));
   Json answer = Json::array();
   for (const PromptTokens& prompt : all) answer.push_back({{"token_ids", prompt.tokens}});
   return text_of(answer);
 }
 
-Result<std::string> TextRoutes::render_chat(const Exchange& exchange) const {
+Result<std::string> render_chat(const Served& model, const Exchange& exchange) {
   KVASIR_ASSIGN_OR_RETURN(const Json json, parse(exchange));
   KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(json, true));
-  KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(steps_.text(), std::move(request)));
+  KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(model.steps.text(), std::move(request)));
   return text_of({{"token_ids", all.front().tokens}});
 }
 
-Result<std::string> TextRoutes::plan(const Exchange& exchange) const {
+Result<std::string> plan(const Served& model, const Exchange& exchange) {
   KVASIR_ASSIGN_OR_RETURN(const Json json, parse(exchange));
   RequestOptions options;
   KVASIR_RETURN_IF_ERROR(read_kv(json, options));
   PlanRequest request;
-  request.policy = with_demotion(options.policy.empty() ? policy_ : options.policy, options.demote);
+  request.policy = with_demotion(options.policy.empty() ? model.defaults.policy : options.policy, options.demote);
   request.codec = options.codec;
   request.tenant = exchange.caller.tenant_number;
   KVASIR_RETURN_IF_ERROR(read_whole(json, "prompt_tokens", 1, kMostGenerated, request.prompt));
@@ -174,18 +158,18 @@ Result<std::string> TextRoutes::plan(const Exchange& exchange) const {
         .about({find_field(json, "prompt_tokens") != nullptr ? "prompt_tokens" : "prompt"});
   if (find_field(json, "prompt_tokens") == nullptr) {
     KVASIR_ASSIGN_OR_RETURN(ApiRequest prompts, read_prompts(json, find_field(json, "messages") != nullptr));
-    KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(steps_.text(), std::move(prompts)));
+    KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(model.steps.text(), std::move(prompts)));
     if (all.size() != 1) return wrong_field("prompt", "one prompt");
     request.prompt = static_cast<std::int64_t>(all.front().tokens.size());
     request.protect = all.front().system_tokens;
   }
-  const Result<RequestPlan> found = steps_.plan(request);
+  const Result<RequestPlan> found = model.steps.plan(request);
   if (!found.ok()) return in_body(found.status());
   const RequestPlan& plan = *found;
   // Only callers that may see the whole server learn how much memory others leave free.
   Json used, free, fits_now;
   if (exchange.caller.sees_all) {
-    const std::uint64_t bytes = steps_.report().engine.cache.bytes;
+    const std::uint64_t bytes = model.steps.report().engine.cache.bytes;
     const std::uint64_t rest = plan.budget > bytes ? plan.budget - bytes : 0;
     used = bytes;
     free = rest;
@@ -200,7 +184,7 @@ Result<std::string> TextRoutes::plan(const Exchange& exchange) const {
                   {"endless", plan.endless},
                   {"tokens", plan.tokens},
                   {"n", request.samples},
-                  {"trained_context", steps_.model().context},
+                  {"trained_context", model.steps.model().context},
                   {"tokens_seen_max", plan.tokens_seen_max},
                   {"kv_pages", plan.pages},
                   {"kv_page_bytes", plan.page_bytes},
@@ -220,6 +204,22 @@ Result<std::string> TextRoutes::plan(const Exchange& exchange) const {
                   {"fits", plan.refusal.ok() && plan.bytes <= plan.budget},
                   {"fits_now", fits_now},
                   {"refusal", plan.refusal.ok() ? Json() : Json(plan.refusal.message())}});
+}
+
+}  // namespace
+
+void TextRoutes::add_routes(Router& router) {
+  using Work = Result<std::string> (*)(const Served&, const Exchange&);
+  constexpr std::pair<const char*, Work> kRoutes[] = {{"/tokenize", tokenize},
+                                                      {"/detokenize", detokenize},
+                                                      {"/v1/completions/render", render_completion},
+                                                      {"/v1/chat/completions/render", render_chat},
+                                                      {"/v1/kv/plan", plan}};
+  for (const auto& [path, work] : kRoutes)
+    router.add("POST", path, [this, work = work](Exchange exchange) {
+      const std::string name = asked_model(exchange.request.body);
+      answer_of_model(models_, texts_, std::move(exchange), name, work);
+    });
 }
 
 }  // namespace kvasir::server

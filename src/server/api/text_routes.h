@@ -10,45 +10,27 @@
 //   POST /v1/kv/plan                    {prompt | messages | prompt_tokens, max_tokens, n, kv: {policy}} -> the memory;
 //                                       what the whole server has free now only for those that may see it (Caller)
 //
-// Tokens are exactly those that a completion of the same body would read. All work is done on the text thread.
-// Thread-safety: the I/O thread's alone.
+// Each takes "model", and loads that model if need be. Tokens are exactly those that a completion of the same body
+// would read. All work is done on the text thread. Thread-safety: the I/O thread's alone.
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
-#include <string>
-
 #include "server/http/router.h"
-#include "server/threads/step_thread.h"
+#include "server/models/model_desk.h"
 #include "server/threads/text_thread.h"
 
 namespace kvasir::server {
 
 class TextRoutes {
  public:
-  // `steps` and `texts` must outlive this. `model`: its name for clients. `policy`: for requests that name none; empty:
-  // the engine's default.
-  TextRoutes(const StepThread& steps, TextThread& texts, std::string model, std::string policy)
-      : steps_(steps), texts_(texts), model_(std::move(model)), policy_(std::move(policy)) {}
+  // Both must outlive this.
+  TextRoutes(ModelDesk& models, TextThread& texts) : models_(models), texts_(texts) {}
 
   // This must outlive the router.
   void add_routes(Router& router);
 
  private:
-  using Work = Result<std::string> (TextRoutes::*)(const Exchange& exchange) const;
-
-  void add(Router& router, std::string_view path, Work work);
-  Result<nlohmann::json> parse(const Exchange& exchange) const;
-  Result<std::string> tokenize(const Exchange& exchange) const;
-  Result<std::string> tokenize_content(const nlohmann::json& json) const;
-  Result<std::string> detokenize(const Exchange& exchange) const;
-  Result<std::string> render_completion(const Exchange& exchange) const;
-  Result<std::string> render_chat(const Exchange& exchange) const;
-  Result<std::string> plan(const Exchange& exchange) const;
-
-  const StepThread& steps_;
+  ModelDesk& models_;
   TextThread& texts_;
-  std::string model_;
-  std::string policy_;
 };
 
 }  // namespace kvasir::server

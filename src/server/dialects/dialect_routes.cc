@@ -11,8 +11,8 @@ constexpr std::string_view kNoResponse =
 
 }  // namespace
 
-DialectRoutes::DialectRoutes(Completions& completions, std::int64_t context, const ResponseStore::Limits& responses)
-    : completions_(completions), responses_(responses), ollama_chat_(true, context), ollama_generate_(false, context) {}
+DialectRoutes::DialectRoutes(Completions& completions, const ResponseStore::Limits& responses)
+    : completions_(completions), responses_(responses) {}
 
 void DialectRoutes::add_routes(Router& router) {
   const std::pair<std::string_view, const Dialect*> table[] = {

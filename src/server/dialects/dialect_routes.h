@@ -17,8 +17,8 @@ namespace kvasir::server {
 
 class DialectRoutes {
  public:
-  // `completions` must outlive this. `context`: the model's trained context, in tokens.
-  DialectRoutes(Completions& completions, std::int64_t context, const ResponseStore::Limits& responses);
+  // `completions` must outlive this.
+  DialectRoutes(Completions& completions, const ResponseStore::Limits& responses);
 
   // This must outlive the router.
   void add_routes(Router& router);
@@ -34,7 +34,7 @@ class DialectRoutes {
   OpenAiChat openai_chat_;
   OpenAiCompletions openai_completions_;
   AnthropicMessages anthropic_;
-  OllamaDialect ollama_chat_, ollama_generate_;
+  OllamaDialect ollama_chat_{true}, ollama_generate_{false};
   Embeddings openai_embeddings_{Embeddings::Form::kOpenAi}, llama_embeddings_{Embeddings::Form::kLlama};
   Embeddings ollama_embed_{Embeddings::Form::kOllama}, ollama_embeddings_{Embeddings::Form::kOllamaOne};
   LlamaCompletion llama_completion_{false}, llama_infill_{true};

@@ -141,8 +141,6 @@ class Reader {
 
   Result<ReadBody> read() && {
     KVASIR_RETURN_IF_ERROR(read_field(body_, "model", request_.model));
-    if (shown_.form == Form::kOllama || shown_.form == Form::kOllamaOne)
-      request_.model = ollama_model(std::move(request_.model));
     if (context_.model.pooling == Pooling::kNone)
       return unsupported(
                  "this model is not made for embeddings: its file names no pooling, or one that is not supported. "
@@ -207,6 +205,11 @@ class Reader {
 ErrorForm Embeddings::error_form() const {
   if (form_ == Form::kOpenAi) return openai_error;
   return form_ == Form::kLlama ? llama_error : ollama_error;
+}
+
+std::string Embeddings::model_of(std::string named) const {
+  const bool ollama = form_ == Form::kOllama || form_ == Form::kOllamaOne;
+  return ollama ? ollama_model(std::move(named)) : named;
 }
 
 Result<ReadBody> Embeddings::read(const Json& body, const ReadContext& context) const {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <string>
 #include <string_view>
 
 #include "server/api/dialect.h"
@@ -24,6 +25,7 @@ class Embeddings final : public Dialect {
 
   std::string_view id_prefix() const override { return "embd-"; }
   ErrorForm error_form() const override;
+  std::string model_of(std::string named) const override;
   Result<ReadBody> read(const nlohmann::json& body, const ReadContext& context) const override;
 
  private:

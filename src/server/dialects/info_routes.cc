@@ -12,6 +12,7 @@
 #include "server/dialects/ollama.h"
 #include "server/fields/ignored_fields.h"
 #include "server/fields/json_fields.h"
+#include "server/models/asked_model.h"
 
 namespace kvasir::server {
 namespace {
@@ -29,87 +30,122 @@ bool takes_tools(const ModelText& text) {
   return encode_request_text(text, options).ok();
 }
 
+Result<std::string> count_tokens(const Served& model, Exchange& exchange) {
+  KVASIR_ASSIGN_OR_RETURN(const Json body, parse_body(exchange.request.body));
+  const ModelText& text = model.steps.text();
+  const ReadContext context{exchange.request, exchange.caller, text, model.steps.model(), model.defaults.sampling};
+  KVASIR_ASSIGN_OR_RETURN(const ApiRequest request, read_anthropic(body, context, true));
+  KVASIR_ASSIGN_OR_RETURN(const PromptTokens prompt, encode_request_text(text, request.options));
+  if (!request.ignored.empty()) exchange.fields.emplace_back(kIgnoredHeader, ignored_header(request.ignored));
+  return text_of({{"input_tokens", prompt.tokens.size()}});
+}
+
+// The text has no token that begins every prompt: /completion and /tokenize write it themselves.
+Result<std::string> apply_template(const Served& model, const Exchange& exchange) {
+  KVASIR_ASSIGN_OR_RETURN(const Json body, parse_body(exchange.request.body));
+  KVASIR_ASSIGN_OR_RETURN(const ApiRequest request, read_prompts(body, true));
+  const ModelText& text = model.steps.text();
+  KVASIR_ASSIGN_OR_RETURN(const PromptTokens prompt, encode_request_text(text, request.options));
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<std::int32_t> start, text.encode("", true));
+  std::span<const std::int32_t> tokens = prompt.tokens;
+  if (!start.empty() && !tokens.empty() && tokens.front() == start.front()) tokens = tokens.subspan(1);
+  KVASIR_ASSIGN_OR_RETURN(std::string written, text.decode(tokens, true));
+  return text_of({{"prompt", std::move(written)}});
+}
+
 }  // namespace
 
 void InfoRoutes::add_routes(Router& router) {
-  add(router, "/v1/messages/count_tokens", anthropic_error, &InfoRoutes::count_tokens);
-  add(router, "/apply-template", llama_error, &InfoRoutes::apply_template);
-  add(router, "/api/show", ollama_error, &InfoRoutes::show);
-  const auto get = [&](std::string_view path, ErrorForm form, auto body) {
+  using Work = Result<std::string> (*)(const Served&, Exchange&);
+  const auto add = [&](std::string_view path, ErrorForm form, Work work) {
     router.add(
-        "GET", path, [body](const Exchange& exchange) { exchange.send_json(200, text_of(body())); },
+        "POST", path,
+        [this, work](Exchange exchange) {
+          const std::string name = asked_model(exchange.request.body);
+          answer_of_model(models_, texts_, std::move(exchange), name, work);
+        },
         Router::Access::kCallers, form);
   };
-  get("/api/tags", ollama_error, [this] { return ollama_tags(steps_.model(), options_.model, options_.since); });
-  get("/api/ps", ollama_error, [this] { return ollama_running(steps_.model(), options_.model); });
-  get("/api/version", ollama_error, [this] { return Json{{"version", options_.version}}; });
-  get("/props", llama_error, [this] {
-    return llama_props(steps_.model(), options_.model, options_.version, options_.sampling, options_.slots);
-  });
+  add("/v1/messages/count_tokens", anthropic_error, count_tokens);
+  add("/apply-template", llama_error,
+      [](const Served& model, Exchange& exchange) { return apply_template(model, exchange); });
+  const auto get = [&](std::string_view path, ErrorForm form, auto handler) {
+    router.add("GET", path, handler, Router::Access::kCallers, form);
+  };
   router.add(
-      "GET", "/slots", [this](Exchange exchange) { slots(std::move(exchange)); }, Router::Access::kCallers,
-      llama_error);
+      "POST", "/api/show", [this](Exchange exchange) { show(std::move(exchange)); }, Router::Access::kCallers,
+      ollama_error);
+  get("/api/tags", ollama_error, [this](const Exchange& exchange) {
+    exchange.send_json(200, text_of(ollama_tags(models_.list(), options_.since)));
+  });
+  get("/api/ps", ollama_error,
+      [this](const Exchange& exchange) { exchange.send_json(200, text_of(ollama_running(models_.list()))); });
+  get("/api/version", ollama_error, [this](const Exchange& exchange) {
+    exchange.send_json(200, text_of({{"version", options_.version}}));
+  });
+  get("/props", llama_error, [this](const Exchange& exchange) { props(exchange); });
+  get("/slots", llama_error, [this](Exchange exchange) { slots(std::move(exchange)); });
   router.add(
       "GET", "/",
       [](const Exchange& exchange) { exchange.answer->send(200, "text/plain; charset=utf-8", "Kvasir is running\n"); },
       Router::Access::kAll);
 }
 
-void InfoRoutes::add(Router& router, std::string_view path, ErrorForm form, Work work) {
-  router.add(
-      "POST", path,
-      [this, work](Exchange exchange) {
-        answer_on(texts_, std::move(exchange), [this, work](Exchange& asked) { return (this->*work)(asked); });
-      },
-      Router::Access::kCallers, form);
+// Loads the model: whether its chat template takes tools is known only then.
+void InfoRoutes::show(Exchange exchange) const {
+  std::string name = asked_model(exchange.request.body);
+  if (name.empty()) name = asked_model(exchange.request.body, "name");
+  answer_of_model(models_, texts_, std::move(exchange), ollama_model(std::move(name)),
+                  [since = options_.since](const Served& model, const Exchange& asked) -> Result<std::string> {
+                    KVASIR_ASSIGN_OR_RETURN(const Json body, parse_body(asked.request.body));
+                    std::string named;
+                    for (const char* field : {"name", "model"}) KVASIR_RETURN_IF_ERROR(read_field(body, field, named));
+                    return text_of(ollama_show(model.steps.model(), takes_tools(model.steps.text()), since));
+                  });
 }
 
-Result<std::string> InfoRoutes::count_tokens(Exchange& exchange) const {
-  KVASIR_ASSIGN_OR_RETURN(const Json body, parse_body(exchange.request.body));
-  const ReadContext context{exchange.request, exchange.caller, steps_.text(), steps_.model(), options_.sampling};
-  KVASIR_ASSIGN_OR_RETURN(const ApiRequest request, read_anthropic(body, context, true));
-  if (!request.model.empty() && request.model != options_.model) return unknown_model(request.model, options_.model);
-  KVASIR_ASSIGN_OR_RETURN(const PromptTokens prompt, encode_request_text(steps_.text(), request.options));
-  if (!request.ignored.empty()) exchange.fields.emplace_back(kIgnoredHeader, ignored_header(request.ignored));
-  return text_of({{"input_tokens", prompt.tokens.size()}});
+std::optional<ModelDesk::Info> InfoRoutes::find(const Exchange& exchange) const {
+  const std::string name = query_parameter(exchange.request.query, "model");
+  std::optional<ModelDesk::Info> found = models_.find(name);
+  if (!found) exchange.refuse(error_of_model(models_.unknown(name)));
+  return found;
 }
 
-// The text has no token that begins every prompt: /completion and /tokenize write it themselves.
-Result<std::string> InfoRoutes::apply_template(Exchange& exchange) const {
-  KVASIR_ASSIGN_OR_RETURN(const Json body, parse_body(exchange.request.body));
-  KVASIR_ASSIGN_OR_RETURN(const ApiRequest request, read_prompts(body, true));
-  KVASIR_ASSIGN_OR_RETURN(const PromptTokens prompt, encode_request_text(steps_.text(), request.options));
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<std::int32_t> start, steps_.text().encode("", true));
-  std::span<const std::int32_t> tokens = prompt.tokens;
-  if (!start.empty() && !tokens.empty() && tokens.front() == start.front()) tokens = tokens.subspan(1);
-  KVASIR_ASSIGN_OR_RETURN(std::string text, steps_.text().decode(tokens, true));
-  return text_of({{"prompt", std::move(text)}});
-}
-
-Result<std::string> InfoRoutes::show(Exchange& exchange) const {
-  KVASIR_ASSIGN_OR_RETURN(const Json body, parse_body(exchange.request.body));
-  std::string name;
-  for (const char* field : {"name", "model"}) KVASIR_RETURN_IF_ERROR(read_field(body, field, name));
-  name = ollama_model(std::move(name));
-  if (!name.empty() && name != options_.model) return unknown_model(name, options_.model);
-  return text_of(ollama_show(steps_.model(), takes_tools(steps_.text()), options_.since));
+void InfoRoutes::props(const Exchange& exchange) const {
+  const std::optional<ModelDesk::Info> model = find(exchange);
+  if (!model) return;
+  exchange.send_json(200, text_of(llama_props(model->summary, model->defaults.name, options_.version,
+                                              model->defaults.sampling, model->defaults.parallel)));
 }
 
 // Shows the caller its own requests. With "?fail_on_no_slot=1" a server without a free place answers 503.
 void InfoRoutes::slots(Exchange exchange) const {
+  const std::optional<ModelDesk::Info> model = find(exchange);
+  if (!model) return;
+  const int places = model->defaults.parallel;
   const auto shared = std::make_shared<Exchange>(std::move(exchange));
-  const auto answer = [this, shared](const SequenceList& own, std::int64_t running) {
-    if (shared->request.query.find("fail_on_no_slot=1") != std::string::npos && running >= options_.slots)
+  const auto answer = [shared, places, context = model->summary.context](const SequenceList& own,
+                                                                         std::int64_t running) {
+    if (shared->request.query.find("fail_on_no_slot=1") != std::string::npos && running >= places)
       return shared->refuse(503, "no slot is free now; try again later", "", {{"Retry-After", "1"}});
-    shared->send_json(200, text_of(llama_slots(own, steps_.model().context, std::min(options_.slots, kMostSlots))));
+    shared->send_json(200, text_of(llama_slots(own, context, std::min(places, kMostSlots))));
   };
-  const auto busy = [shared] {
+  const auto lease = std::make_shared<ModelLease>(models_.look(model->defaults.name));
+  if (!*lease) return answer({}, 0);
+  const auto busy = [shared, lease] {
     shared->refuse(503, "the server is busy; try again later", "", {{"Retry-After", "1"}});
+    lease->reset();
   };
-  const Status asked = steps_.ask(
-      [this, shared, answer](Engine& engine) {
-        SequenceList own = engine.sequences(shared->caller.tenant_number, kMostSlots);
-        steps_.post([answer, own = std::move(own), running = engine.report().running] { answer(own, running); });
+  // The question is destroyed on the step thread, which must not be the one to give the lease back.
+  StepThread& steps = (*lease)->steps;
+  const auto told = [answer, lease](const SequenceList& own, std::int64_t running) {
+    answer(own, running);
+    lease->reset();
+  };
+  const Status asked = steps.ask(
+      [&steps, tenant = shared->caller.tenant_number, told](Engine& engine) {
+        SequenceList own = engine.sequences(tenant, kMostSlots);
+        steps.post([told, own = std::move(own), running = engine.report().running] { told(own, running); });
       },
       busy);
   if (!asked.ok()) busy();

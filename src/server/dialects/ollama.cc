@@ -148,6 +148,15 @@ Json details_of(const ModelSummary& model) {
           {"parameter_size", ""},         {"quantization_level", ""}};
 }
 
+Json entry_of(const ModelDesk::Info& model) {
+  Json one = {{"name", model.defaults.name},         {"model", model.defaults.name},
+              {"size", model.size.weights},          {"kv_size", model.size.kv},
+              {"state", name_of(model.state)},       {"digest", digest_of(model.summary)},
+              {"details", details_of(model.summary)}};
+  if (!model.reason.empty()) one["reason"] = model.reason;
+  return one;
+}
+
 }  // namespace
 
 std::string ollama_error(const ErrorText& error) {
@@ -156,9 +165,9 @@ std::string ollama_error(const ErrorText& error) {
 
 Result<ReadBody> OllamaDialect::read(const Json& body, const ReadContext& context) const {
   ReadBody read;
-  KVASIR_ASSIGN_OR_RETURN(read.request, read_ollama(body, chat_, context_, context));
+  KVASIR_ASSIGN_OR_RETURN(read.request, read_ollama(body, chat_, context));
   if (read.request.options.messages.empty() && read.request.prompts.empty()) {
-    // Clients load a model so, which here is always loaded.
+    // Clients load a model so, which is loaded by now.
     Json answer = {{"model", read.request.model}, {"created_at", time_now()}, {"done", true}, {"done_reason", "load"}};
     if (chat_) answer["message"] = {{"role", "assistant"}, {"content", ""}};
     if (!chat_) answer["response"] = "";
@@ -168,32 +177,35 @@ Result<ReadBody> OllamaDialect::read(const Json& body, const ReadContext& contex
   return read;
 }
 
+std::string OllamaDialect::model_of(std::string named) const {
+  return ollama_model(std::move(named));
+}
+
 std::string ollama_model(std::string name) {
   constexpr std::string_view kLatest = ":latest";
   if (name.ends_with(kLatest)) name.resize(name.size() - kLatest.size());
   return name;
 }
 
-Json ollama_tags(const ModelSummary& model, const std::string& name, std::int64_t since) {
-  Json one = {{"name", name},
-              {"model", name},
-              {"modified_at", time_of(since)},
-              {"size", model.weight_bytes},
-              {"digest", digest_of(model)},
-              {"details", details_of(model)}};
-  return {{"models", Json::array({std::move(one)})}};
+Json ollama_tags(const std::vector<ModelDesk::Info>& models, std::int64_t since) {
+  Json list = Json::array();
+  for (const ModelDesk::Info& model : models) {
+    list.push_back(entry_of(model));
+    list.back()["modified_at"] = time_of(since);
+  }
+  return {{"models", std::move(list)}};
 }
 
-Json ollama_running(const ModelSummary& model, const std::string& name) {
-  Json one = {{"name", name},
-              {"model", name},
-              {"size", model.weight_bytes},
-              {"digest", digest_of(model)},
-              {"details", details_of(model)},
-              {"expires_at", "9999-12-31T23:59:59Z"},  // never
-              {"size_vram", 0},
-              {"context_length", model.context}};
-  return {{"models", Json::array({std::move(one)})}};
+Json ollama_running(const std::vector<ModelDesk::Info>& models) {
+  Json list = Json::array();
+  for (const ModelDesk::Info& model : models) {
+    if (model.served == nullptr) continue;
+    Json& one = list.emplace_back(entry_of(model));
+    one["expires_at"] = "9999-12-31T23:59:59Z";  // it stays until another model needs the memory
+    one["size_vram"] = 0;
+    one["context_length"] = model.summary.context;
+  }
+  return {{"models", std::move(list)}};
 }
 
 Json ollama_show(const ModelSummary& model, bool tools, std::int64_t since) {

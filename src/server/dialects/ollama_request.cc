@@ -20,8 +20,7 @@ using Json = nlohmann::json;
 
 class OllamaReader {
  public:
-  OllamaReader(const Json& body, bool chat, std::int64_t window, const ReadContext& context)
-      : body_(body), window_(window), context_(context) {
+  OllamaReader(const Json& body, bool chat, const ReadContext& context) : body_(body), context_(context) {
     request_.chat = chat;
   }
 
@@ -83,8 +82,8 @@ class OllamaReader {
     request_.token_limit_given = most >= 0;
     std::int64_t context = 0;
     KVASIR_RETURN_IF_ERROR(read_whole(*options, "num_ctx", 0, kMost, context));
-    if (context > window_)
-      return invalid_argument("'num_ctx' is {}, and this model's context is {} tokens", context, window_)
+    if (context > context_.model.context)
+      return invalid_argument("'num_ctx' is {}, and this model's context is {} tokens", context, context_.model.context)
           .about({"num_ctx"});
     std::int64_t keep = 0;  // -1: the whole prompt
     KVASIR_RETURN_IF_ERROR(read_whole(*options, "num_keep", -1, kMost, keep));
@@ -212,15 +211,14 @@ class OllamaReader {
   }
 
   const Json& body_;
-  const std::int64_t window_;
   const ReadContext& context_;
   ApiRequest request_;
 };
 
 }  // namespace
 
-Result<ApiRequest> read_ollama(const Json& body, bool chat, std::int64_t window, const ReadContext& context) {
-  return OllamaReader(body, chat, window, context).read();
+Result<ApiRequest> read_ollama(const Json& body, bool chat, const ReadContext& context) {
+  return OllamaReader(body, chat, context).read();
 }
 
 }  // namespace kvasir::server

@@ -9,8 +9,8 @@
 
 namespace kvasir::server {
 
-// Reads the body of POST /api/chat, or of /api/generate. `window`: the model's trained context, in tokens. Without
-// messages or a prompt the request has neither. Errors: as Dialect::read.
-Result<ApiRequest> read_ollama(const nlohmann::json& body, bool chat, std::int64_t window, const ReadContext& context);
+// Reads the body of POST /api/chat, or of /api/generate. Without messages or a prompt the request has neither.
+// Errors: as Dialect::read.
+Result<ApiRequest> read_ollama(const nlohmann::json& body, bool chat, const ReadContext& context);
 
 }  // namespace kvasir::server

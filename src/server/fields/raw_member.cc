@@ -14,9 +14,10 @@ void skip_space(std::string_view& text) {
 
 // Removes a string with its quotes, and returns it.
 std::string_view take_string(std::string_view& text) {
-  std::size_t end = 1;
-  while (end < text.size() && text[end] != '"') end += text[end] == '\\' ? 2 : 1;
-  const std::string_view taken = text.substr(0, end + 1);
+  std::size_t end = text.find('"', 1);
+  const auto escaped = [&] { return (end - 1 - text.find_last_not_of('\\', end - 1)) % 2 == 1; };
+  while (end != std::string_view::npos && escaped()) end = text.find('"', end + 1);
+  const std::string_view taken = text.substr(0, end == std::string_view::npos ? end : end + 1);
   text.remove_prefix(taken.size());
   return taken;
 }
@@ -46,6 +47,13 @@ std::string_view take_value(std::string_view& text) {
   return begin.substr(0, begin.size() - text.size());
 }
 
+// Whether a string with its quotes stands for the name.
+bool is_name(std::string_view key, std::string_view name) {
+  if (key.find('\\') == std::string_view::npos)
+    return key.size() == name.size() + 2 && key.substr(1, name.size()) == name;
+  return nlohmann::json::parse(key, nullptr, false) == name;
+}
+
 // Returns the value of an object's last member of this name, which is the one that a parser keeps.
 std::string_view find_member(std::string_view object, std::string_view name) {
   std::string_view found;
@@ -54,11 +62,10 @@ std::string_view find_member(std::string_view object, std::string_view name) {
   for (skip_space(object); object.starts_with('"'); skip_space(object)) {
     const std::string_view key = take_string(object);
     skip_space(object);
-    object.remove_prefix(1);  // the colon
+    if (object.starts_with(':')) object.remove_prefix(1);
     skip_space(object);
     const std::string_view value = take_value(object);
-    const nlohmann::json plain = nlohmann::json::parse(key, nullptr, false);
-    if (plain == name) found = value;
+    if (is_name(key, name)) found = value;
     skip_space(object);
     if (object.starts_with(',')) object.remove_prefix(1);
   }

@@ -8,7 +8,8 @@
 
 namespace kvasir::server {
 
-// Returns the text of the value behind these names; "" if there is none. REQUIRES: `body` is valid JSON.
+// Returns the text of the value behind these names; "" if there is none. Of a body that is not valid JSON it returns
+// any part, or "".
 std::string_view raw_member(std::string_view body, std::span<const std::string> path);
 
 }  // namespace kvasir::server

@@ -160,4 +160,15 @@ std::optional<std::string> Router::admit(const HttpRequest& request, HttpAnswer&
   return std::nullopt;
 }
 
+std::string query_parameter(std::string_view query, std::string_view name) {
+  while (!query.empty()) {
+    const std::size_t end = query.find('&');
+    const std::string_view pair = query.substr(0, end);
+    if (pair.size() > name.size() && pair.starts_with(name) && pair[name.size()] == '=')
+      return decoded(pair.substr(name.size() + 1));
+    query = end == std::string_view::npos ? std::string_view() : query.substr(end + 1);
+  }
+  return {};
+}
+
 }  // namespace kvasir::server

@@ -98,18 +98,6 @@ Json load_of(const EngineReport& engine, std::int64_t queued) {
           {"prefix_hits", engine.prefix_hits}};
 }
 
-// Returns the value of a query's parameter; empty if it is absent. Ids and numbers need no decoding.
-std::string_view parameter(std::string_view query, std::string_view name) {
-  while (!query.empty()) {
-    const std::size_t end = query.find('&');
-    const std::string_view pair = query.substr(0, end);
-    if (pair.size() > name.size() && pair.starts_with(name) && pair[name.size()] == '=')
-      return pair.substr(name.size() + 1);
-    query = end == std::string_view::npos ? std::string_view() : query.substr(end + 1);
-  }
-  return {};
-}
-
 // Returns 0 for an empty text, and nullopt for any text that is not a number from 0 to `most`.
 std::optional<std::int64_t> number(std::string_view text, std::int64_t most) {
   if (text.empty()) return 0;
@@ -127,6 +115,7 @@ struct Inspector::Watcher {
   TokenQuery query;  // `first` advances as texts are sent
   std::string sent;  // the newest event
   bool streams = false;
+  ModelLease model = {};  // until a view that was asked for is there
 };
 
 // The data of one watcher's view.
@@ -136,7 +125,7 @@ struct Inspector::Seen {
   std::optional<TokenView> selected;
 };
 
-Inspector::Inspector(StepThread& steps, Options options) : steps_(steps), options_(std::move(options)) {}
+Inspector::Inspector(ModelDesk& models, Options options) : models_(models), options_(std::move(options)) {}
 
 Inspector::~Inspector() = default;
 
@@ -152,12 +141,12 @@ namespace {
 // Errors: kInvalidArgument.
 Result<TokenQuery> read_query(const Exchange& exchange) {
   const std::string_view query = exchange.request.query;
-  const auto sample = number(parameter(query, "sample"), 1 << 20);
-  const auto from = number(parameter(query, "from"), std::int64_t{1} << 40);
+  const auto sample = number(query_parameter(query, "sample"), 1 << 20);
+  const auto from = number(query_parameter(query, "from"), std::int64_t{1} << 40);
   if (!sample) return Status(StatusCode::kInvalidArgument, "'sample' must be a whole number").about({"sample"});
   if (!from) return Status(StatusCode::kInvalidArgument, "'from' must be a whole number").about({"from"});
   TokenQuery result;
-  result.label = parameter(query, "request");
+  result.label = query_parameter(query, "request");
   result.tenant = exchange.caller.tenant_number;
   result.sample = static_cast<int>(*sample);
   result.first = *from;
@@ -177,45 +166,59 @@ Inspector::Seen Inspector::look(const Engine& engine, const TokenQuery& query) {
   return seen;
 }
 
-// Has the step thread make views. It gets weak references only: watchers must be destroyed on the I/O thread.
+// Has the step thread make views. It gets weak references only: watchers must be destroyed on the I/O thread. Views of
+// a model that is not loaded are empty.
 Status Inspector::ask(const std::vector<std::shared_ptr<Watcher>>& watchers, bool stream) {
+  ModelLease& model = stream ? model_ : watchers.front()->model;
+  model = models_.look();
+  if (!model) {
+    for (const auto& watcher : watchers) deliver(*watcher, {}, 0);
+    if (stream) asking_ = false;
+    return {};
+  }
+  StepThread& steps = model->steps;
   std::vector<std::weak_ptr<Watcher>> askers(watchers.begin(), watchers.end());
   std::vector<TokenQuery> queries;
   for (const auto& watcher : watchers) queries.push_back(watcher->query);
   const auto failed = [this, askers, stream] {
-    if (stream) asking_ = false;
+    if (stream) end_asking();
     const auto watcher = askers.front().lock();
     if (stream || watcher == nullptr) return;
     watcher->exchange.refuse(503, "the server has no memory for this now; try again later", "no_memory",
                              {{"Retry-After", "1"}});
     std::erase(states_, watcher);
   };
-  const auto look_at_all = [this, askers, queries = std::move(queries), stream](const Engine& engine) {
+  const auto look_at_all = [this, &steps, askers, queries = std::move(queries), stream](const Engine& engine) {
     std::vector<Seen> seen;
     const auto until = Clock::now() + kMostLooking;
     while (seen.size() < queries.size() && (seen.empty() || Clock::now() < until))
       seen.push_back(look(engine, queries[seen.size()]));
-    steps_.post([this, askers, seen = std::move(seen), stream] {
-      if (stream) asking_ = false;
+    steps.post([this, &steps, askers, seen = std::move(seen), stream] {
       for (std::size_t i = 0; i < seen.size(); ++i)
-        if (const auto watcher = askers[i].lock()) deliver(*watcher, seen[i]);
+        if (const auto watcher = askers[i].lock()) deliver(*watcher, seen[i], steps.report().queued);
+      if (stream) end_asking();
       if (!stream) std::erase(states_, askers.front().lock());
     });
   };
-  return steps_.ask(look_at_all, failed);
+  return steps.ask(look_at_all, failed);
 }
 
-void Inspector::deliver(Watcher& watcher, const Seen& seen) const {
+void Inspector::end_asking() {
+  asking_ = false;
+  model_.reset();
+}
+
+void Inspector::deliver(Watcher& watcher, const Seen& seen, std::int64_t queued) const {
   const bool sees_all = watcher.exchange.caller.sees_all;
   Json sequences = Json::array();
   for (const SequenceView& view : seen.list.sequences) sequences.push_back(json_of(view));
-  Json json = {{"model", options_.model},
+  Json json = {{"model", models_.default_name()},
                {"tenant", watcher.exchange.caller.tenant},
                {"memory", memory_of(seen.engine, seen.list, sees_all)},
                {"sequences", std::move(sequences)},
                {"sequences_left_out", seen.list.left_out},
                {"selected", seen.selected ? json_of(*seen.selected) : Json()}};
-  if (sees_all) json["load"] = load_of(seen.engine, steps_.report().queued);
+  if (sees_all) json["load"] = load_of(seen.engine, queued);
   if (!watcher.streams) return watcher.exchange.send_json(200, text_of(json), {{"Cache-Control", "no-store"}});
   std::string event = event_of(json);
   if (seen.selected) watcher.query.first = seen.selected->next();
@@ -230,7 +233,7 @@ void Inspector::state(const Exchange& exchange) {
   const auto watcher = std::make_shared<Watcher>(Watcher{exchange, std::move(*query), {}, false});
   const Status asked = ask({watcher}, false);
   if (!asked.ok()) return exchange.refuse(429, asked.message(), "queue_full", {{"Retry-After", "1"}});
-  states_.push_back(watcher);
+  if (watcher->model) states_.push_back(watcher);
 }
 
 void Inspector::live(const Exchange& exchange) {
@@ -269,7 +272,8 @@ void Inspector::tick() {
   first_ = (first_ + 1) % watchers_.size();
   std::vector<std::shared_ptr<Watcher>> order(watchers_);
   std::rotate(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(first_), order.end());
-  asking_ = ask(order, true).ok();
+  asking_ = true;
+  if (!ask(order, true).ok()) end_asking();
 }
 
 void Inspector::end_streams() {
@@ -288,8 +292,10 @@ void Inspector::policies(const Exchange& exchange) const {
                          {"meaning", option.meaning}});
     list.push_back({{"name", info->name}, {"summary", info->summary}, {"acts", info->acts}, {"options", options}});
   }
-  exchange.send_json(
-      200, text_of({{"default", options_.policy}, {"policies", list}, {"codecs", steps_.report().engine.codecs}}));
+  const std::optional<ModelDesk::Info> model = models_.find({});
+  const std::vector<std::string> codecs =
+      model->served != nullptr ? model->served->steps.report().engine.codecs : std::vector<std::string>();
+  exchange.send_json(200, text_of({{"default", model->defaults.policy}, {"policies", list}, {"codecs", codecs}}));
 }
 
 }  // namespace kvasir::server

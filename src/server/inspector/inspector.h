@@ -1,4 +1,5 @@
-// The Inspector: a page at / that chats with the model and shows the KV cache at work, and the page's data.
+// The Inspector: a page at / that chats with the model and shows the KV cache at work, and the page's data. Of several
+// models it shows the default one; while that is not loaded, an empty cache.
 //
 //   GET /, /assets/...      the page. It holds no data, so anybody may load it
 //   GET /v1/kv/state        the current content of the cache, as JSON
@@ -21,22 +22,20 @@
 
 #include "kvasir/view.h"
 #include "server/http/router.h"
-#include "server/threads/step_thread.h"
+#include "server/models/model_desk.h"
 
 namespace kvasir::server {
 
 class Inspector {
  public:
   struct Options {
-    std::string model;     // as clients name it
-    std::string policy;    // for requests that name none; empty: the engine's default
     Gate* gate = nullptr;  // checked again while streams last; may be null. Must outlive this
     int watchers = 64;     // most streams at once; more are answered with 429
     int watchers_of_tenant = 16;
   };
 
-  // `steps` must outlive this. No callback of `steps` may run once this is gone.
-  Inspector(StepThread& steps, Options options);
+  // `models` must outlive this. No callback of a model's StepThread may run once this is gone.
+  Inspector(ModelDesk& models, Options options);
   ~Inspector();
 
   // This must outlive the router.
@@ -57,15 +56,18 @@ class Inspector {
   void policies(const Exchange& exchange) const;
   void end_refused();
   Status ask(const std::vector<std::shared_ptr<Watcher>>& watchers, bool stream);
-  void deliver(Watcher& watcher, const Seen& seen) const;
+  void end_asking();
+  // `queued`: see StepReport.
+  void deliver(Watcher& watcher, const Seen& seen, std::int64_t queued) const;
   static Seen look(const Engine& engine, const TokenQuery& query);
 
-  StepThread& steps_;
+  ModelDesk& models_;
   Options options_;
   std::vector<std::shared_ptr<Watcher>> watchers_;  // watchers with streams
   std::vector<std::shared_ptr<Watcher>> states_;    // watchers that wait for their only answer
   std::size_t first_ = 0;                           // the watcher whose view is made first
   bool asking_ = false;
+  ModelLease model_;  // while asking_
 };
 
 }  // namespace kvasir::server
