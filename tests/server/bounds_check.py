@@ -184,13 +184,16 @@ def check_queue(kvasir, model):
         wait_for(lambda: len(statuses) >= 36, "too few are refused")
         wait_for(lambda: server.metric("kvasir:num_requests_waiting") == 4)
         assert server.running() == 1
-        # What could never wait together is refused for good.
-        status, answer = server.complete(prompt=["a", "b", "c", "d", "e"], max_tokens=1)
-        assert status == 400 and answer["error"]["param"] == "prompt" and "at most 4" in answer["error"]["message"], answer
+        several = {"prompt": ["a", "b", "c", "d", "e"], "max_tokens": 1}
+        status, answer = server.complete(**several)
+        assert status == 429 and answer["error"]["code"] == "queue_full", answer
         holder.fp.raw._sock.shutdown(socket.SHUT_RDWR)
         for thread in threads:
             thread.join()
         assert sorted(statuses) == [200] * 4 + [429] * 36, statuses
+        # More prompts than there are places take them one after the other.
+        status, answer = server.complete(**several)
+        assert status == 200 and [each["index"] for each in answer["choices"]] == [0, 1, 2, 3, 4], answer
         assert server.end() == 0
 
 
