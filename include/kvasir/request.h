@@ -59,7 +59,7 @@ enum class ToolChoice {
   kAuto,      // any, or none
   kNone,      // none: the model does not hear of them
   kRequired,  // at least one
-  kNamed,     // RequestOptions::tool_name
+  kNamed,     // RequestOptions::tool_name, once
 };
 
 // Whether the model thinks before it answers, as far as the chat template has a say in it.
