@@ -316,7 +316,7 @@ def check_responses_bound(_):
 def check_responses_refusals(server):
     for change, word in (({"background": True}, "background"), ({"conversation": "c"}, "conversation"), ({"truncation": "auto"}, "truncation"),
                          ({"include": ["x"]}, "include"), ({"prompt": {"id": "x"}}, "prompt"), ({"tool_choice": "required"}, "tool_choice"),
-                         ({"parallel_tool_calls": False}, "parallel_tool_calls"), ({"top_logprobs": 3}, "top_logprobs"),
+                         ({"parallel_tool_calls": 1}, "parallel_tool_calls"), ({"top_logprobs": 3}, "top_logprobs"),
                          ({"tools": [{"type": "web_search"}]}, "web_search"), ({"metadata": {"a": 1}}, "metadata"),
                          ({"input": []}, "input"), ({"input": 5}, "input"), ({"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
                          ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),
@@ -324,6 +324,18 @@ def check_responses_refusals(server):
                          ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "output"), ({"max_output_tokens": 0}, "max_output_tokens")):
         status, _, got = post(server, "/v1/responses", {"input": "x", **change})
         assert status == 400 and word in got["error"]["message"], (change, got)
+
+
+def check_responses_fields_of_agents(server):
+    """Encrypted thoughts are asked for by agents that keep them themselves; they get them as text, and are told."""
+    asked = {"input": "x", "max_output_tokens": 1, "store": False}
+    for include, named in (([], None), (["reasoning.encrypted_content"], "include")):
+        status, headers, got = post(server, "/v1/responses", {**asked, "include": include})
+        assert status == 200 and headers.get("X-Kvasir-Ignored") == named, (include, headers, got)
+        assert got["parallel_tool_calls"] is True
+    assert post(server, "/v1/responses", {**asked, "parallel_tool_calls": False})[2]["parallel_tool_calls"] is False
+    status, _, got = post(server, "/v1/responses", {**asked, "include": ["reasoning.encrypted_content", "x"]})
+    assert status == 400 and "include" in got["error"]["message"], got
 
 
 def check_ignored_fields(server):
