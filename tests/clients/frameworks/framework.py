@@ -41,8 +41,9 @@ def count_legs(animal: Literal[WORDS]) -> int:
 class Server:
     """A server that runs SmolLM2-135M-Instruct as the model `m`."""
 
-    def __init__(self, live):
+    def __init__(self, live, model):
         self._live = live
+        self.model = model  # its file
         self.url = f"http://127.0.0.1:{live.port}"
         self.v1 = self.url + "/v1"
 
@@ -64,7 +65,7 @@ def main(name, checks, environment=None, options=()):
     model = real_model_or_skip()
     import_or_skip(kvasir.parent.parent, f"{name}_client", HERE / f"{name}.txt", minutes=4)
     with LiveServer(str(kvasir), str(model), *options, environment=environment) as live:
-        server = Server(live)
+        server = Server(live, model)
         for check, run in list(checks.items()):
             if check.startswith("check_") and (len(sys.argv) < 3 or check in sys.argv[2:]):
                 began = time.monotonic()
