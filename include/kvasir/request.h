@@ -142,7 +142,7 @@ struct Event {
   enum class Kind {
     kPrompt,  // prompt tokens were read: `done` of `total`. Only for sample 0, which reads for all
     kText,    // `text` became complete: UTF-8 that no stop string can begin in. The texts of a sample concatenated are
-              // its result's text
+              // its result's text. `done`: tokens generated so far
     kFinished,  // the sample has ended: `result`. Its last event
     kFailed,    // the sample cannot go on: `status`. Its last event
   };

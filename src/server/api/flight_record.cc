@@ -33,7 +33,6 @@ void FlightRecord::note_text(Samples::Sample& sample) {
   if (record_.first_token_seconds < 0) record_.first_token_seconds = seconds_between(arrived_, now);
   if (sample.newest_text != Clock::time_point()) traffic_.on_token_gap(seconds_between(sample.newest_text, now));
   sample.newest_text = now;
-  ++sample.texts;
 }
 
 void FlightRecord::count_tokens(const Samples& samples) {
