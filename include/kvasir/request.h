@@ -60,7 +60,7 @@ enum class ToolChoice {
   kAuto,      // any, or none
   kNone,      // none: the model does not hear of them
   kRequired,  // at least one
-  kNamed,     // RequestOptions::tool_name
+  kNamed,     // RequestOptions::tool_name, once
 };
 
 // Whether the model thinks before it answers, as far as the chat template has a say in it.
@@ -148,7 +148,7 @@ struct Event {
   enum class Kind {
     kPrompt,  // prompt tokens were read: `done` of `total`. Only for sample 0, which reads for all
     kText,    // `text` became complete: UTF-8 that no stop string can begin in. The texts of a sample concatenated are
-              // its result's text
+              // its result's text. `done`: tokens generated so far
     kFinished,  // the sample has ended: `result`. Its last event
     kFailed,    // the sample cannot go on: `status`. Its last event
   };

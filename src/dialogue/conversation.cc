@@ -172,7 +172,9 @@ Result<Conversation> write_conversation(const ChatTemplate& chat, const Vocabula
   if (!thinks && tools.empty()) return conversation;
   AnswerRules rules = {format, std::move(tools), opens_thoughts(format.thoughts, last_own_text(conversation.prompt))};
   rules.may_think = options.thinking != Thinking::kOff;
-  rules.most_calls = options.parallel_tool_calls ? AnswerRules::kMostCalls : 1;
+  // A small model that must call one named tool calls it again and again, and clients expect one call of it.
+  const bool single = !options.parallel_tool_calls || options.tool_choice == ToolChoice::kNamed;
+  rules.most_calls = single ? 1 : AnswerRules::kMostCalls;
   conversation.rules = std::make_shared<const AnswerRules>(std::move(rules));
   return conversation;
 }

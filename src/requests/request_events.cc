@@ -65,6 +65,7 @@ void RequestEvents::add_text(Request& request) {
   event.text = request.task().take_text();
   if (event.text.empty()) return;
   event.choices = take_choices(request);
+  event.done = request.task().generation().tokens();
   events_.push_back(std::move(event));
 }
 
@@ -79,6 +80,7 @@ void RequestEvents::add_finished(Request& request, const Status& why, const KvRe
     events_.push_back(event_of(request, Event::Kind::kText));
     events_.back().text = std::move(text);
     events_.back().choices = take_choices(request);
+    events_.back().done = request.task().generation().tokens();
   }
   Event event = event_of(request, Event::Kind::kFinished);
   event.status = why;

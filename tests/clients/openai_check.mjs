@@ -3,14 +3,13 @@
 // Exit status 77: skipped, since the package is missing. It is looked for in tests/clients/node_modules
 // (`npm ci --ignore-scripts` there) and NODE_PATH.
 import assert from 'node:assert/strict';
-import { execFileSync, spawn } from 'node:child_process';
-import { once } from 'node:events';
+import { execFileSync } from 'node:child_process';
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import { createInterface } from 'node:readline';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { startServer } from './serve.mjs';
 
 const kHere = path.dirname(fileURLToPath(import.meta.url));
 const kStory = { model: 'm', prompt: 'Once upon a time', max_tokens: 24, temperature: 0 };
@@ -29,25 +28,6 @@ function findOpenAI() {
 }
 
 const { OpenAI, APIUserAbortError, AuthenticationError, BadRequestError, NotFoundError, RateLimitError } = findOpenAI();
-
-async function startServer(kvasir, model, ...options) {
-  const server = spawn(kvasir, ['serve', '-m', model, '--port', '0', '--name', 'm', ...options],
-    { stdio: ['ignore', 'ignore', 'pipe'] });
-  process.on('exit', () => server.kill('SIGKILL'));
-  for await (const line of createInterface({ input: server.stderr })) {
-    const found = /http:\/\/127\.0\.0\.1:(\d+)/.exec(line);
-    if (found === null) continue;
-    server.stderr.resume();
-    server.base = `http://127.0.0.1:${found[1]}`;
-    server.end = async () => {
-      const ended = once(server, 'exit');
-      server.kill('SIGTERM');
-      return (await ended)[0];
-    };
-    return server;
-  }
-  throw new Error('the server did not start');
-}
 
 async function collect(stream) {
   const chunks = [];

@@ -226,6 +226,23 @@ TEST(Dialogue, OneCallAtMostWhereSeveralAreNotWanted) {
   EXPECT_EQ(got.content, "");
 }
 
+TEST(Dialogue, ANamedToolIsCalledOnce) {
+  const test::Dialogue dialogue(source_of("hermes"));
+  FormatCache cache;
+  RequestOptions options;
+  options.messages = {kQuestion};
+  options.tools = test::kTools;
+  const auto most_calls = [&] {
+    const auto conversation = write_conversation(*dialogue.chat, dialogue.vocabulary, cache, options);
+    return conversation.ok() && conversation->rules != nullptr ? conversation->rules->most_calls : 0;
+  };
+  options.tool_choice = ToolChoice::kRequired;
+  EXPECT_EQ(most_calls(), AnswerRules::kMostCalls);
+  options.tool_choice = ToolChoice::kNamed;
+  options.tool_name = kOne.name;
+  EXPECT_EQ(most_calls(), 1);
+}
+
 TEST(Dialogue, ToolsReachTemplatesThatKnowNone) {
   const std::string sources[] = {
       "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -247,7 +247,9 @@ TEST(LogProbabilities, ComeWithTheTextTheyBelongTo) {
   int pieces = 0;
   for (const Event& event : events) {
     for (const GeneratedToken& token : event.choices) told.push_back(token.token.id);
-    pieces += event.kind == Event::Kind::kText && !event.choices.empty() ? 1 : 0;
+    if (event.kind != Event::Kind::kText) continue;
+    pieces += event.choices.empty() ? 0 : 1;
+    EXPECT_EQ(event.done, std::ssize(told));
   }
   const std::vector<GeneratedToken>& all = events.back().result.choices;
   ASSERT_EQ(told.size(), all.size());

@@ -332,6 +332,18 @@ def check_responses_refusals(server):
         assert status == 400 and word in got["error"]["message"], (change, got)
 
 
+def check_responses_fields_of_agents(server):
+    """Encrypted thoughts are asked for by agents that keep them themselves; they get them as text, and are told."""
+    asked = {"input": "x", "max_output_tokens": 1, "store": False}
+    for include, named in (([], None), (["reasoning.encrypted_content"], "include")):
+        status, headers, got = post(server, "/v1/responses", {**asked, "include": include})
+        assert status == 200 and headers.get("X-Kvasir-Ignored") == named, (include, headers, got)
+        assert got["parallel_tool_calls"] is True
+    assert post(server, "/v1/responses", {**asked, "parallel_tool_calls": False})[2]["parallel_tool_calls"] is False
+    status, _, got = post(server, "/v1/responses", {**asked, "include": ["reasoning.encrypted_content", "x"]})
+    assert status == 400 and "include" in got["error"]["message"], got
+
+
 def check_ignored_fields(server):
     """Fields that nobody reads are named, in bounds and without what a header cannot hold."""
     for path, body in PATHS.items():

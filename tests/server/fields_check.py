@@ -82,8 +82,21 @@ def check_header(server):
     nested = {"stream_options": {"include_usage": True, "include_obfuscation": False},
               "kv_hints": {"protocol_version": "0.1", "actions": [], "more": 1}}
     assert ask(server, COMPLETION, {**body, **nested})[1] == "stream_options.include_obfuscation, kv_hints.more"
-    assert refused(server, COMPLETION, "stream_options", **body, stream_options={"continuous_usage_stats": True})
+    assert refused(server, COMPLETION, "stream_options.continuous_usage_stats", **body, stream_options={"continuous_usage_stats": 1})
     assert ask(server, COMPLETION, body)[1] == ""
+
+
+def check_usage_in_chunks(server):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    for path, body in ((COMPLETION, {"prompt": STORY, "n": 2, "seed": 1}), (CHAT, {"messages": [{"role": "user", "content": STORY}]})):
+        chunks = chunks_of(server, path, {**body, "max_tokens": 6, "ignore_eos": True, "stream_options": options})[1]
+        totals = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+        assert totals == sorted(totals) and totals[-2:] == [6 * body.get("n", 1)] * 2 and len(set(totals)) > 3, totals
+        assert {chunk["usage"]["prompt_tokens"] for chunk in chunks[2:]} == {chunks[-1]["usage"]["prompt_tokens"]}, chunks
+        assert all(chunk["usage"]["total_tokens"] == sum(chunk["usage"][key] for key in ("prompt_tokens", "completion_tokens"))
+                   for chunk in chunks), chunks
+        plain = chunks_of(server, path, {**body, "max_tokens": 6, "stream_options": {"continuous_usage_stats": True}})[1]
+        assert not any("usage" in chunk for chunk in plain), plain  # only with include_usage, as of vLLM
 
 
 def check_hints(server):

@@ -9,7 +9,7 @@ list to another together with the code: see fields_check.py.
 DONE = {
     "frequency_penalty": 0.5, "logit_bias": {"5": 1}, "max_tokens": 2, "n": 2, "presence_penalty": 0.5, "seed": 3,
     "stop": ["x"], "stream_options": {"include_usage": True}, "temperature": 0.5, "top_p": 0.9, "echo": True, "best_of": 2,
-    "service_tier": "auto", "store": False, "verbosity": "medium", "modalities": ["text"], "tool_choice": "none",  # their defaults
+    "service_tier": "auto", "store": False, "verbosity": "medium", "modalities": ["text"],  # their defaults
     # vLLM's
     "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "stop_token_ids": [5], "include_stop_str_in_output": True,
     "ignore_eos": True, "min_tokens": 1, "truncate_prompt_tokens": 2, "truncation_side": "right", "prompt_logprobs": 1,
@@ -29,13 +29,13 @@ DONE = {
 DONE_COMPLETION = {**DONE, "logprobs": 1, "parse_special": False, "add_special_tokens": True}
 DONE_CHAT = {**DONE, "max_completion_tokens": 2, "logprobs": True, "top_logprobs": 0, "add_generation_prompt": False,
              "chat_template_kwargs": {"a": 1}, "add_special_tokens": False, "continue_final_message": True,
-             "tools": [{"type": "function", "function": {"name": "f"}}], "parallel_tool_calls": True, "reasoning_effort": "low"}
+             "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none", "parallel_tool_calls": True,
+             "reasoning_effort": "low"}
 
 # Refused by name: the answer would be another one than was asked for.
 REFUSED = {
     "audio": {"voice": "x"}, "function_call": {"name": "f"}, "functions": [{"name": "f"}], "modalities": ["audio"],
-    "response_format": {"type": "xml"}, "service_tier": "flex", "store": True, "tool_choice": "required",
-    "verbosity": "low", "web_search_options": {"a": 1}, "suffix": "x",
+    "response_format": {"type": "xml"}, "service_tier": "flex", "store": True, "verbosity": "low", "web_search_options": {"a": 1}, "suffix": "x",
     # vLLM's
     "use_beam_search": True, "length_penalty": 2, "skip_special_tokens": False, "spaces_between_special_tokens": False,
     "watermarking": True, "logprob_token_ids": [5], "documents": [{"title": "x", "text": "y"}], "chat_template": "{{ 1 }}",
@@ -48,8 +48,9 @@ REFUSED = {
     "t_max_predict_ms": 5, "post_sampling_probs": True, "return_tokens": True, "timings_per_token": True,
     "return_progress": True, "lora": [{"id": 0}], "tfs_z": 0.5, "top_a": 0.5, "epsilon_cutoff": 3, "eta_cutoff": 3, "mirostat_mode": 1,
 }
-REFUSED_COMPLETION = {**REFUSED, "add_special_tokens": False, "tools": [{"type": "function", "function": {"name": "f"}}]}
-REFUSED_CHAT = {**REFUSED, "add_special_tokens": True, "thinking_token_budget": 5}
+REFUSED_COMPLETION = {**REFUSED, "add_special_tokens": False, "tools": [{"type": "function", "function": {"name": "f"}}],
+                      "tool_choice": "required"}
+REFUSED_CHAT = {**REFUSED, "add_special_tokens": True, "tool_choice": "required", "thinking_token_budget": 5}
 
 # Named in X-Kvasir-Ignored: hints that change no token, records of the client's own, and what nobody here knows.
 NAMED = {
@@ -62,7 +63,8 @@ NAMED = {
     # llama-server's
     "mirostat_tau": 5, "mirostat_eta": 0.1, "id_slot": 3,
 }
-NAMED_COMPLETION = {**NAMED, "parallel_tool_calls": True, "reasoning_effort": "low", "thinking_token_budget": 5, "chat_template_kwargs": {"a": 1}, "top_logprobs": 2}
+NAMED_COMPLETION = {**NAMED, "chat_template_kwargs": {"a": 1}, "top_logprobs": 2, "parallel_tool_calls": True, "reasoning_effort": "low",
+                    "thinking_token_budget": 5}
 NAMED_CHAT = {**NAMED, "prompt": "x", "parse_special": True}
 
 # All that openai 2.8.1 can send.

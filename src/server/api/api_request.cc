@@ -292,10 +292,9 @@ Result<ApiRequest> read_request(const Fields& body, bool chat, const SamplingOpt
     const Fields fields(*options);
     if (const Status read = read_field(fields, "include_usage", request.include_usage); !read.ok())
       return wrong_field("stream_options.include_usage", "true or false");
-    if (const Json* usage = fields.find("continuous_usage_stats"); usage != nullptr && *usage != false)
-      return make_status(StatusCode::kUnsupported,
-                         "'stream_options.continuous_usage_stats' is not supported here; use 'include_usage'")
-          .about({"stream_options"});
+    if (const Status read = read_field(fields, "continuous_usage_stats", request.usage_in_chunks); !read.ok())
+      return wrong_field("stream_options.continuous_usage_stats", "true or false");
+    request.usage_in_chunks = request.usage_in_chunks && request.include_usage;
     body.add_nested("stream_options", fields);
   }
   KVASIR_RETURN_IF_ERROR(read_field(body, "echo", request.echo));

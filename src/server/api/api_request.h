@@ -21,7 +21,8 @@ namespace kvasir::server {
 struct ApiRequest {
   bool chat = false;
   bool stream = false;
-  bool include_usage = false;  // stream_options.include_usage
+  bool include_usage = false;    // stream_options.include_usage
+  bool usage_in_chunks = false;  // and continuous_usage_stats
   // The answer's text begins with the prompt; that of a chat with the assistant's message that it continues.
   bool echo = false;
   bool logprobs = false;           // asked for by the client

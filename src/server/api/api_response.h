@@ -50,6 +50,7 @@ struct Choice {
   std::span<const std::int32_t> prompt_ids;  // tokens of the prompt, if they are reported
   std::span<const std::string> pieces;       // of the prompt's tokens, if its log-probabilities are reported
   std::int64_t most_tokens = -1;             // the limit of tokens that the server set; -1: the client set one
+  Usage usage;                               // of the whole answer so far, if its chunks report it
 };
 
 // Returns the object "kv": what the cache kept of the choice's text, and why the text ended.

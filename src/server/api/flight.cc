@@ -237,6 +237,7 @@ void Flight::happened(std::size_t part, const Event& event) {
       record_.note_progress(samples_);
       break;
     case Event::Kind::kText:
+      sample.tokens = event.done;
       record_.note_text(sample);
       record_.note_progress(samples_);
       if (sample.parser != nullptr) {

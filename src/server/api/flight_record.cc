@@ -34,7 +34,6 @@ void FlightRecord::note_text(Samples::Sample& sample) {
   if (sample.newest_text != Clock::time_point())
     traffic_.on_token_gap(record_, seconds_between(sample.newest_text, now));
   sample.newest_text = now;
-  ++sample.texts;
 }
 
 void FlightRecord::count_tokens(const Samples& samples) {

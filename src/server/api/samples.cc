@@ -48,6 +48,7 @@ Choice Samples::choice_of(std::size_t part, std::size_t sample) const {
     choice.prompt_ids = request_.prompts[part].ids;
     choice.most_tokens = request_.prompts[part].most_tokens;
   }
+  if (request_.request.usage_in_chunks) choice.usage = usage();
   if (choice.most_tokens < 0 && !request_.request.token_limit_given)
     choice.most_tokens = request_.request.options.generate.max_tokens;
   return choice;
@@ -82,7 +83,7 @@ Usage Samples::usage() const {
   for (const Part& part : parts_) {
     usage.prompt += std::max(part.samples.front().result.prompt_tokens, part.prompt_read);
     usage.cached += part.samples.front().result.cached;
-    for (const Sample& sample : part.samples) usage.completion += std::max(sample.result.tokens, sample.texts);
+    for (const Sample& sample : part.samples) usage.completion += std::max(sample.result.tokens, sample.tokens);
   }
   return usage;
 }

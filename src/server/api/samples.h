@@ -23,7 +23,7 @@ class Samples {
     std::unique_ptr<AnswerParser> parser;  // null: the text is the answer
     Answer answer;                         // what the parser read so far
     std::chrono::steady_clock::time_point newest_text;
-    std::int64_t texts = 0;  // number of texts sent; each has at least one token
+    std::int64_t tokens = 0;  // generated so far
   };
   // The samples of one prompt, which is one request of the engine.
   struct Part {

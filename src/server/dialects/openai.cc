@@ -15,7 +15,11 @@ using Json = nlohmann::json;
 class OpenAiWriter final : public AnswerWriter {
  public:
   OpenAiWriter(const ApiRequest& request, bool session)
-      : chat_(request.chat), session_(session), logprobs_(request.logprobs), usage_(request.include_usage) {}
+      : chat_(request.chat),
+        session_(session),
+        logprobs_(request.logprobs),
+        usage_(request.include_usage),
+        usage_in_chunks_(request.usage_in_chunks) {}
 
   void start(const AnswerHead& head, std::int64_t) override {
     head_ = head;
@@ -35,7 +39,7 @@ class OpenAiWriter final : public AnswerWriter {
 
   std::string begin(std::span<const Choice> choices) override {
     std::string chunks;
-    for (const Choice& choice : choices) chunks += event_of(first_chunk(head_, choice, offset_of(choice)));
+    for (const Choice& choice : choices) chunks += chunk_event(choice, first_chunk(head_, choice, offset_of(choice)));
     return chunks;
   }
 
@@ -47,15 +51,16 @@ class OpenAiWriter final : public AnswerWriter {
       std::vector<Json> deltas = deltas_of(pieces);
       if (deltas.empty() && logprobs_ && !tokens.empty()) deltas.push_back({{"content", ""}});
       for (Json& delta : deltas) {
-        chunks += event_of(delta_chunk(head_, choice.index, std::move(delta), tokens, logprobs_ && !tokens.empty()));
+        chunks += chunk_event(choice,
+                              delta_chunk(head_, choice.index, std::move(delta), tokens, logprobs_ && !tokens.empty()));
         tokens = {};
       }
       return chunks;
     }
     for (const AnswerPiece& piece : pieces) {
       if (piece.kind != AnswerPiece::Kind::kContent) continue;
-      std::string chunk = event_of(
-          text_chunk(head_, choice.index, piece.text, std::exchange(tokens, {}), logprobs_, offset_of(choice)));
+      std::string chunk = chunk_event(
+          choice, text_chunk(head_, choice.index, piece.text, std::exchange(tokens, {}), logprobs_, offset_of(choice)));
       if (pieces.size() == 1) return chunk;  // the usual case, without a copy
       chunks += chunk;
     }
@@ -63,7 +68,7 @@ class OpenAiWriter final : public AnswerWriter {
   }
 
   std::string end_choice(const Choice& choice, std::span<const GeneratedToken> tokens) override {
-    return event_of(last_chunk(head_, choice, tokens, logprobs_, offset_of(choice)));
+    return chunk_event(choice, last_chunk(head_, choice, tokens, logprobs_, offset_of(choice)));
   }
 
   std::string end(const AnswerTotals& totals) override {
@@ -80,6 +85,14 @@ class OpenAiWriter final : public AnswerWriter {
   std::string failure(const ErrorText& error) override { return event_of(error_of(error)); }
 
  private:
+  std::string chunk_event(const Choice& choice, Json chunk) const {
+    if (usage_in_chunks_) {
+      chunk["usage"] = usage_of(choice.usage);
+      chunk["usage"].erase("prompt_tokens_details");  // known at the end
+    }
+    return event_of(chunk);
+  }
+
   // Characters of the choice's text so far.
   std::size_t* offset_of(const Choice& choice) {
     const auto index = static_cast<std::size_t>(choice.index);
@@ -87,7 +100,7 @@ class OpenAiWriter final : public AnswerWriter {
     return &offsets_[index];
   }
 
-  const bool chat_, session_, logprobs_, usage_;
+  const bool chat_, session_, logprobs_, usage_, usage_in_chunks_;
   AnswerHead head_;
   std::vector<std::size_t> offsets_;
 };

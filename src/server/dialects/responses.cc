@@ -112,7 +112,6 @@ class ResponsesWriter final : public AnswerWriter {
                      {"error", nullptr},
                      {"incomplete_details", nullptr},
                      {"output", Json::array()},
-                     {"parallel_tool_calls", true},
                      {"temperature", number(head_.sampling.temperature)},
                      {"top_p", number(head_.sampling.top_p)},
                      {"truncation", "disabled"},

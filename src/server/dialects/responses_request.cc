@@ -62,8 +62,9 @@ class ResponsesReader {
                   "kv"},
                  request.ignored);
     request.chat = true;
-    KVASIR_RETURN_IF_ERROR(refuse_fields(
-        body_, {"background", "conversation", "include", "prompt", "max_tool_calls", "context_management"}));
+    KVASIR_RETURN_IF_ERROR(
+        refuse_fields(body_, {"background", "conversation", "prompt", "max_tool_calls", "context_management"}));
+    KVASIR_RETURN_IF_ERROR(read_include());
     KVASIR_RETURN_IF_ERROR(refuse_values());
     KVASIR_RETURN_IF_ERROR(read_field(body_, "model", request.model));
     KVASIR_RETURN_IF_ERROR(read_field(body_, "stream", request.stream));
@@ -94,9 +95,27 @@ class ResponsesReader {
       return not_done(field, fmt::format("can only be {} here", text_of(*values.begin())));
     };
     KVASIR_RETURN_IF_ERROR(only("truncation", {"disabled"}));
-    KVASIR_RETURN_IF_ERROR(read_field(body_, "parallel_tool_calls", read_.request.options.parallel_tool_calls));
+    bool& parallel = read_.request.options.parallel_tool_calls;
+    KVASIR_RETURN_IF_ERROR(read_field(body_, "parallel_tool_calls", parallel));
+    read_.repeated["parallel_tool_calls"] = parallel;
     KVASIR_RETURN_IF_ERROR(only("top_logprobs", {0}));
     KVASIR_RETURN_IF_ERROR(only("service_tier", {"auto", "default"}));
+    return {};
+  }
+
+  // Agents that do not store responses ask for encrypted thoughts, to send them back. Here the content of a reasoning
+  // item is the thoughts as text, which serves them as well: the header names the field.
+  Status read_include() {
+    const Json* include = find_field(body_, "include");
+    if (include == nullptr || include->empty()) return {};
+    if (!include->is_array()) return wrong_field("include", "a list of strings");
+    for (const Json& each : *include)
+      if (each != "reasoning.encrypted_content")
+        return not_done("include",
+                        fmt::format("has {:.60}, which is not supported here; \"reasoning.encrypted_content\" is "
+                                    "accepted, without effect",
+                                    text_of(each)));
+    read_.request.ignored.push_back("include");
     return {};
   }
 
