@@ -93,7 +93,8 @@ std::string no_command(const std::string& name, const CLI::App& above) {
 std::vector<std::string_view> long_names(const CLI::App& app) {
   std::vector<std::string_view> names;
   for (const CLI::Option* option : app.get_options())
-    for (const std::string& name : option->get_lnames()) names.push_back(name);
+    if (!option->get_group().empty())  // otherwise help does not show it
+      for (const std::string& name : option->get_lnames()) names.push_back(name);
   return names;
 }
 

@@ -339,6 +339,18 @@ TEST_F(ModelDesks, ATenantLeavesOthersRoomToWait) {
   EXPECT_EQ(errors_.size(), 1u);
 }
 
+TEST_F(ModelDesks, RefuseThoseThatHaveWaitedTooLong) {
+  options_.queue_timeout = std::chrono::seconds(1);
+  open({entry("a", 10), entry("b", 10)}, 15);
+  ask("a", "a");
+  ASSERT_TRUE(wait_for("a"));
+  ask("b", "b");
+  ASSERT_TRUE(wait_for("b"));
+  EXPECT_EQ(error_of_model(errors_["b"]).code, "queue_timeout");
+  EXPECT_EQ(desk_->find("b")->waiting, 0);
+  EXPECT_EQ(state("a"), ModelState::kLoaded);
+}
+
 TEST_F(ModelDesks, RefusedPreparationIsAFailure) {
   options_.prepare = [](std::size_t, Engine&) { return Status(StatusCode::kInvalidArgument, "the quotas do not fit"); };
   open({entry("a", 10)}, 0);

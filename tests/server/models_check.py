@@ -167,6 +167,8 @@ def check_busy_models_stay(models):
         status, fields, got = post(server, "/v1/completions", {"model": "small", "prompt": "a", "max_tokens": 1})
         assert status == 503 and got["error"]["code"] == "queue_timeout" and fields["Retry-After"], got
         assert 1.5 < time.monotonic() - begun < 30
+        status, fields, got = post(server, "/tokenize", {"model": "small", "prompt": "a"})
+        assert status == 503 and got["error"]["code"] == "queue_timeout" and fields["Retry-After"], got
         assert state(server, "large") == "loaded" and state(server, "small") == "unloaded"
         # One that leaves while it waits loads nothing.
         waits = server.connect()

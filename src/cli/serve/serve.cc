@@ -193,6 +193,7 @@ Status serve(const ServeOptions& options) {
   desk_options.post = post;
   desk_options.queue = options.queue;
   desk_options.memory = set.memory;
+  desk_options.queue_timeout = options.operations.queue_timeout;
   desk_options.log = [&](const std::string& model, std::string_view event, const std::string& why) {
     const std::string name_of_event = fmt::format("model_{}", event);
     if (why.empty()) return log->write(server::LogLevel::kInfo, name_of_event, {{"model", model}});

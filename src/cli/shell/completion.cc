@@ -82,7 +82,7 @@ std::string bash_script(const CLI::App& program) {
   for (const Command& command : all_commands(program)) {
     if (command.app != &program) paths.push_back('"' + command.path + '"');
     std::vector<std::string> options;
-    for (const CLI::Option* option : command.app->get_options()) {
+    for (const CLI::Option* option : shown_options(*command.app)) {
       const std::vector<std::string> names = names_of(*option);
       options.insert(options.end(), names.begin(), names.end());
       if (!takes_value(*option)) continue;
@@ -156,7 +156,7 @@ std::string zsh_function(const Command& command) {
     return out + "  )\n  _describe command commands\n}\n";
   }
   out += "  _arguments";
-  for (const CLI::Option* option : command.app->get_options()) {
+  for (const CLI::Option* option : shown_options(*command.app)) {
     std::string value;
     if (takes_value(*option)) {
       const std::vector<std::string> values = values_of(*option);
@@ -191,7 +191,7 @@ std::string fish_script(const CLI::App& program) {
       out += fmt::format("{} -f -a {} -d '{}'\n", front, below->get_name(), in_fish(below->get_description()));
     if (command.app->get_name() == "policies")
       for (const std::string& word : words_of(command)) out += fmt::format("{} -f -a {}\n", front, word);
-    for (const CLI::Option* option : command.app->get_options()) {
+    for (const CLI::Option* option : shown_options(*command.app)) {
       out += front;
       for (const std::string& name : option->get_snames()) out += " -s " + name;
       for (const std::string& name : option->get_lnames()) out += " -l " + name;
@@ -207,6 +207,10 @@ std::string fish_script(const CLI::App& program) {
 
 std::vector<const CLI::App*> shown_commands(const CLI::App& app) {
   return app.get_subcommands([](const CLI::App* command) { return !command->get_group().empty(); });
+}
+
+std::vector<const CLI::Option*> shown_options(const CLI::App& app) {
+  return app.get_options([](const CLI::Option* option) { return !option->get_group().empty(); });
 }
 
 Result<std::string> completion_script(const CLI::App& program, const std::string& shell) {

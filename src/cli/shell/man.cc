@@ -42,7 +42,7 @@ std::string option_line(const CLI::Option& option) {
 void add_options(const CLI::App& app, std::string& out) {
   for (const std::string& group : app.get_groups()) {
     std::string lines;
-    for (const CLI::Option* option : app.get_options()) {
+    for (const CLI::Option* option : shown_options(app)) {
       if (option->get_group() != group || !option->nonpositional()) continue;
       std::string text = roff(option->get_description());
       if (!option->get_default_str().empty()) text += fmt::format(" (default: {})", roff(option->get_default_str()));

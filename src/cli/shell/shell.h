@@ -25,5 +25,7 @@ std::vector<ManPage> man_pages(const CLI::App& program);
 
 // Returns the commands below an app that its help shows.
 std::vector<const CLI::App*> shown_commands(const CLI::App& app);
+// Returns the options of a command that help shows.
+std::vector<const CLI::Option*> shown_options(const CLI::App& app);
 
 }  // namespace kvasir::cli

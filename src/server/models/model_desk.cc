@@ -34,6 +34,7 @@ ErrorText error_of_model(const Status& status) {
   switch (status.code()) {
     case StatusCode::kNotFound: return {404, status.message(), "model_not_found", "model"};
     case StatusCode::kResourceExhausted: return {429, status.message(), "queue_full", {}};
+    case StatusCode::kCancelled: return {503, status.message(), "queue_timeout", {}};
     case StatusCode::kInvalidArgument: return {400, status.message(), "model_unavailable", "model"};
     default: return {503, status.message(), "model_unavailable", "model"};
   }
@@ -153,6 +154,20 @@ void ModelDesk::forget(WaitId id) {
   if (id == 0) return;
   for (const auto& model : models_)
     std::erase_if(model->waiters, [&](const Waiter& waiter) { return waiter.id == id; });
+}
+
+void ModelDesk::tick() {
+  const auto latest = Clock::now() - options_.queue_timeout;
+  if (options_.queue_timeout.count() > 0)
+    for (const auto& model : models_)
+      while (!model->waiters.empty() && model->waiters.front().since < latest) {
+        const Answer answer = std::move(model->waiters.front().answer);
+        model->waiters.pop_front();
+        answer(make_status(StatusCode::kCancelled,
+                           "the model '{}' has not been loaded in time: others are in use; try again later",
+                           model->entry.defaults.name));
+      }
+  pump();
 }
 
 ModelLease ModelDesk::look(std::string_view name) {

@@ -90,6 +90,7 @@ class ModelDesk {
     std::uint64_t memory = 0;  // most bytes of all loaded models; 0: no bound
     std::chrono::milliseconds patience{2000};
     std::chrono::milliseconds grace{100};
+    std::chrono::seconds queue_timeout{0};  // after which a request that waits is refused; 0: never
     std::chrono::milliseconds retry{10000};  // from a failure to load until the next try
     // Called on the I/O thread with each engine that was loaded, before it takes requests. An error is a failure to
     // load. May be empty.
@@ -143,9 +144,9 @@ class ModelDesk {
   // Returns the time since the longest pass under way began, of all models; 0 between passes.
   std::chrono::steady_clock::duration busy() const;
 
-  // Makes room for requests that wait. Call it every kTick.
+  // Makes room for requests that wait, and refuses those that have waited too long. Call it every kTick.
   static constexpr std::chrono::milliseconds kTick{50};
-  void tick() { pump(); }
+  void tick();
 
   // Ends the desk's thread after its current job, and the threads of all models. No lease may be used afterwards.
   void stop();
@@ -204,8 +205,8 @@ class ModelDesk {
   TextThread worker_;  // last: its jobs use the others
 };
 
-// Returns how an error of ModelDesk::ask() is reported: 404 for an unknown name, 429 where too many wait, otherwise 503
-// with the reason.
+// Returns how an error of ModelDesk::ask() is reported: 404 for an unknown name, 400 for a model that can never be
+// loaded, 429 where too many wait, 503 for one that could not be loaded now or in time.
 ErrorText error_of_model(const Status& status);
 
 }  // namespace kvasir::server
