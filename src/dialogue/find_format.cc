@@ -26,6 +26,7 @@ constexpr std::string_view kProbeArguments = R"({"kvasirkey": "kvasirtext", "kva
 constexpr std::string_view kProbeTools =
     R"([{"type": "function", "function": {"name": "kvasirdescribed", "description": "d", "parameters":
     {"type": "object", "properties": {"p": {"type": "string", "description": "d"}}, "required": ["p"]}}}])";
+constexpr std::size_t kMostSpace = 4;  // bytes around a closing mark; as grammars of answers allow
 constexpr std::string_view kFirstId = "kvasir001", kSecondId = "kvasir002";
 
 bool has(std::string_view text, std::string_view part) {
@@ -69,6 +70,7 @@ class FormatFinder {
     plain_ = rendered({question(), said("")}, false);
     format_.writes_tools = has(rendered({question()}, true), "kvasirdescribed");
     find_thoughts();
+    find_thought_closing();
     if (form.writes_calls) find_calls();
     format_.writes_calls = format_.calls.shape != Shape::kNone || (format_.channels && form.writes_calls);
     if (format_.calls.shape == Shape::kNone && !format_.channels) guess_calls();
@@ -156,6 +158,22 @@ class FormatFinder {
     if (trimmed(opened_).ends_with("<think>") || (known("<think>") && known("</think>")) ||
         has(chat_.source(), "</think>"))
       format_.thoughts = {"<think>", "</think>"};
+  }
+
+  // Reads the white space around the closing mark off a message that has thoughts and content. A template that shows no
+  // thoughts of earlier answers gets line breaks, as most others write them.
+  void find_thought_closing() {
+    ThoughtFormat& thoughts = format_.thoughts;
+    if (thoughts.open.empty()) return;
+    thoughts.closing = "\n" + thoughts.close + "\n\n";
+    if (chat_.message_form().reasoning.empty()) return;
+    const std::string text = rendered({question(), said(std::string(kThoughts))}, false);
+    const std::size_t begin = text.find(kThoughts), end = text.find(kSaid, std::min(begin, text.size()));
+    if (end == std::string::npos) return;
+    const std::string_view between =
+        std::string_view(text).substr(begin + kThoughts.size(), end - begin - kThoughts.size());
+    if (trimmed(between) == thoughts.close && between.size() <= thoughts.close.size() + kMostSpace)
+      thoughts.closing = between;
   }
 
   void read_thoughts(const std::string& text) {

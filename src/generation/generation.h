@@ -21,6 +21,7 @@
 
 #include "generation/sampler.h"
 #include "generation/stop_matcher.h"
+#include "generation/thought_meter.h"
 #include "generation/token_limits.h"
 #include "generation/token_stream.h"
 #include "grammar/matcher.h"
@@ -60,6 +61,7 @@ struct GenerationState {
   std::optional<GeneratedToken> end_choice;  // of end_token or stop_token; none without logprobs
   std::optional<GrammarMatcher> grammar;     // where the text is in its grammar
   bool grammar_ended = false;                // the text is complete, and nothing can follow it
+  std::optional<ThoughtMeter> thoughts;
 };
 
 class Generation {
@@ -77,7 +79,8 @@ class Generation {
   // Takes the logits [vocabulary] of the newest token. Returns the token to run next, or nullopt once the generation
   // has finished. Checks in this order: an earlier finish, max_tokens (kLength), then the chosen token (kEnd for an end
   // token, kStop for a stop token; neither is run; kStop also where a grammar's text is complete and no end token may
-  // be drawn). Errors: kDataLoss if all logits are NaN, kInvalidArgument if the options exclude every token; the
+  // be drawn). Where a budget of thoughts is used up, the chosen token is the next of those that close them, and no
+  // draw is made. Errors: kDataLoss if all logits are NaN, kInvalidArgument if the options exclude every token; the
   // request cannot continue then. REQUIRES: the token of the last push was accepted.
   Result<std::optional<TokenId>> push(std::span<const float> logits);
 
@@ -138,6 +141,7 @@ class Generation {
   void settle(FinishReason reason);
   void observe(TokenId token);
   Result<TokenId> draw(std::span<const float> logits);
+  TokenId due() const;
 
   const Tokenizer* tokenizer_;
   std::int64_t max_tokens_ = -1;
@@ -149,6 +153,7 @@ class Generation {
   TokenStream stream_;
   std::optional<GrammarMatcher> grammar_;
   bool grammar_ended_ = false;
+  std::optional<ThoughtMeter> thoughts_;
   std::string text_;
   std::int64_t tokens_ = 0;
   std::optional<TokenId> pending_;

@@ -19,6 +19,7 @@ std::unique_ptr<RequestGroup> make_group(RequestId id, const RequestOptions& opt
   const LoadedModel& model = *runner.model();
   GenerateOptions generate = with_seed(options.generate);
   if (generate.grammar == nullptr) generate.grammar = std::move(text.grammar);
+  if (generate.thoughts == nullptr) generate.thoughts = std::move(text.thoughts);
   auto group = std::make_unique<RequestGroup>();
   group->id = id;
   group->samples = options.samples;

@@ -9,6 +9,7 @@
 #include "chat/system_prefix.h"
 #include "dialogue/call_grammar.h"
 #include "dialogue/conversation.h"
+#include "dialogue/thought_marks.h"
 #include "scheduler/task.h"
 #include "text/utf8.h"
 
@@ -23,7 +24,13 @@ Result<RequestText> encode_messages(const LoadedModel& model, const RequestOptio
   RequestText text;
   KVASIR_ASSIGN_OR_RETURN(text.tokens, encode_chat(tokenizer, conversation.prompt));
   text.stops = chat.stop();
-  if (conversation.rules != nullptr) text.answer = make_answer_form(conversation.rules);
+  if (conversation.rules != nullptr) {
+    text.answer = make_answer_form(conversation.rules);
+    KVASIR_ASSIGN_OR_RETURN(text.thoughts, make_thought_marks(*conversation.rules, tokenizer));
+  }
+  if (options.generate.thought_budget >= 0 && text.thoughts == nullptr)
+    return unsupported("the model's chat template writes no thoughts, so a budget of them has no effect; leave it out")
+        .about({"thought_budget"});
   Result<std::shared_ptr<const Grammar>> grammar = compile_answer(*model.grammars, options, conversation.rules.get());
   if (!grammar.ok()) return about_unless_said(grammar.status(), "grammar");
   text.grammar = std::move(*grammar);
@@ -79,8 +86,8 @@ class LoadedText final : public ModelText {
         return unsupported("the text of a session's request depends on the session; submit it as it is")
             .about({"session"});
       KVASIR_ASSIGN_OR_RETURN(RequestText text, encode_one(*model_, options));
-      return PromptTokens{std::move(text.tokens), std::move(text.stops), std::move(text.answer),
-                          std::move(text.grammar), text.system_tokens};
+      return PromptTokens{std::move(text.tokens),  std::move(text.stops),    std::move(text.answer),
+                          std::move(text.grammar), std::move(text.thoughts), text.system_tokens};
     });
   }
   Result<std::shared_ptr<const Grammar>> compile(const GrammarSource& source) const override {

@@ -174,12 +174,15 @@ Result<std::string> continued_message(const RequestOptions& options) {
       .about({"echo"});
 }
 
-// Returns an error with a body's field as its setting; that of a grammar is the field that asked for it.
-Status about_grammar(const ApiRequest& request, const Status& status) {
-  for (const std::string_view setting : status.settings())
-    if (setting == "grammar" || setting == "json_schema")
-      return status.with_message(fmt::format("'{}': {}", request.grammar_field, status.message()))
-          .about({request.grammar_field});
+// Returns an error with a body's field as its setting; that of a grammar or of a budget is the field that gave it.
+Status about_field(const ApiRequest& request, const Status& status) {
+  const auto about = [&status](const char* field) {
+    return status.with_message(fmt::format("'{}': {}", field, status.message())).about({field});
+  };
+  for (const std::string_view setting : status.settings()) {
+    if (setting == "grammar" || setting == "json_schema") return about(request.grammar_field);
+    if (setting == "thought_budget") return about(request.budget_field);
+  }
   return in_body(status);
 }
 
@@ -187,7 +190,7 @@ Status about_grammar(const ApiRequest& request, const Status& status) {
 Status compile_for_session(const ModelText& text, ApiRequest& request) {
   if (!request.options.grammar) return {};
   Result<std::shared_ptr<const Grammar>> grammar = text.compile(*request.options.grammar);
-  if (!grammar.ok()) return about_grammar(request, Status(grammar.status()).about({"grammar"}));
+  if (!grammar.ok()) return about_field(request, Status(grammar.status()).about({"grammar"}));
   request.options.generate.grammar = std::move(*grammar);
   return {};
 }
@@ -195,7 +198,7 @@ Status compile_for_session(const ModelText& text, ApiRequest& request) {
 Result<ReadyPrompt> ready_prompt(const StepThread& steps, const ApiRequest& request, RequestOptions options) {
   ReadyPrompt ready;
   Result<PromptTokens> prompt = steps.text().encode_prompt(options);
-  if (!prompt.ok()) return about_grammar(request, prompt.status());
+  if (!prompt.ok()) return about_field(request, prompt.status());
   ready.prompt = std::move(*prompt);
   const bool cut = truncate(request, steps.model().context, ready.prompt);
   if (request.return_token_ids) ready.ids = ready.prompt.tokens;
@@ -329,6 +332,7 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
     options.protect = std::max(options.protect, ready.prompts.back().prompt.system_tokens);
     options.generate.show_special = ready.prompts.back().prompt.answer != nullptr;
     options.generate.grammar = ready.prompts.back().prompt.grammar;
+    options.generate.thoughts = ready.prompts.back().prompt.thoughts;
     options.messages.clear();
     options.template_arguments.clear();
     options.tools.clear();

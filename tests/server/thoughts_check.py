@@ -1,0 +1,164 @@
+"""Thoughts over HTTP: thoughts_check.py KVASIR MODEL
+
+The model gets a chat template whose answers begin with thoughts. Their tokens are counted as the ids of the answer say; a budget
+ends them, the same alone, in a batch, as a stream, in samples, after preemptions and before a grammar; each API and each name of
+the field reaches it; a template without thoughts refuses it by name.
+"""
+import concurrent.futures
+import json
+import pathlib
+import sys
+import tempfile
+
+from live_server import LiveServer
+
+CHATS = "/v1/chat/completions"
+BEGINS = """{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.reasoning_content is string and loop.last %}{{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}{%- endif %}
+{{- message.content + '<|im_end|>\\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}"""
+CHATML = """{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+QUESTIONS = [f"Tell me a story about {who} in {where}." for who in ("a cat", "Lily", "a dragon") for where in ("the forest", "a town")]
+
+
+def ask(server, path=CHATS, **body):
+    status, headers, text = server.ask("POST", path, body)
+    return status, headers, json.loads(text)
+
+
+def chat(server, question=QUESTIONS[0], **body):
+    """The choices of an answer and its usage."""
+    status, _, got = ask(server, messages=[{"role": "user", "content": question}],
+                         **{"temperature": 0, "max_tokens": 48, "ignore_eos": not any(key.startswith("guided") for key in body), **body})
+    assert status == 200, got
+    return [choice["message"] for choice in got["choices"]], got["usage"]
+
+
+def parts(message):
+    return message.get("reasoning_content"), message["content"]
+
+
+def tokens_of(server, text):
+    return json.loads(server.ask("POST", "/tokenize", {"content": text})[2])["tokens"]
+
+
+def check_count(server):
+    # The model closes no thoughts by itself: all tokens count but for white space at the end, until a budget closes them.
+    messages, usage = chat(server)
+    count = usage["completion_tokens_details"]["reasoning_tokens"]
+    assert not messages[0]["content"] and 40 < count <= 48, (messages, usage)
+    for budget in (3, 7, 20):
+        messages, usage = chat(server, thinking_token_budget=budget, logprobs=True)
+        within = usage["completion_tokens_details"]["reasoning_tokens"]
+        thought, said = parts(messages[0])
+        assert thought and said and 1 <= within <= budget and usage["completion_tokens"] == 48, (messages, usage)
+        status, _, got = ask(server, messages=[{"role": "user", "content": QUESTIONS[0]}], temperature=0, max_tokens=48,
+                             ignore_eos=True, thinking_token_budget=budget, logprobs=True)
+        pieces = [bytes(each["bytes"] or []) for each in got["choices"][0]["logprobs"]["content"]]
+        assert status == 200 and b"".join(pieces[budget:]).startswith(b"\n</think>\n\n"), pieces
+        assert b"</think>" not in b"".join(pieces[:budget])
+        # The tokens before the closing are those of the answer without a budget.
+        assert chat(server)[0][0]["reasoning_content"].startswith(thought), thought
+    assert chat(server, thinking_token_budget=100)[1]["completion_tokens_details"]["reasoning_tokens"] == count
+    off, usage = chat(server, thinking_token_budget=0)
+    assert off[0].get("reasoning_content") is None and usage["completion_tokens_details"] == {"reasoning_tokens": 0}, (off, usage)
+
+
+def check_same_answer(server):
+    """Alone, in a batch with others, as samples and as a stream."""
+    budgets = [3, 5, 8, 13, 21, None]
+    bodies = [{"question": question, "kv": {"bypass": True}, **({"thinking_token_budget": budget} if budget else {})}
+              for question, budget in zip(QUESTIONS, budgets)]
+    alone = [parts(chat(server, **body)[0][0]) for body in bodies]
+    with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:
+        for _ in range(3):
+            got = list(pool.map(lambda body: parts(chat(server, **body)[0][0]), bodies))
+            assert got == alone, (got, alone)
+    for body, expected in zip(bodies, alone):
+        samples, usage = chat(server, n=3, **body)
+        assert [parts(each) for each in samples] == [expected] * 3, (samples, expected)
+        streamed = [None, ""]
+        _, _, text = server.ask("POST", CHATS, {
+            "messages": [{"role": "user", "content": body["question"]}], "temperature": 0, "max_tokens": 48, "ignore_eos": True,
+            "stream": True, "stream_options": {"include_usage": True}, **{key: value for key, value in body.items() if key != "question"}})
+        for line in text.splitlines():
+            chunk = json.loads(line[6:]) if line.startswith("data: {") else {"choices": []}
+            for choice in chunk["choices"]:
+                if "reasoning_content" in choice["delta"]:
+                    streamed[0] = (streamed[0] or "") + choice["delta"]["reasoning_content"]
+                streamed[1] += choice["delta"].get("content") or ""
+            if chunk.get("usage"):
+                assert chunk["usage"]["completion_tokens_details"]["reasoning_tokens"] * 3 == \
+                    usage["completion_tokens_details"]["reasoning_tokens"], (chunk, usage)
+        assert tuple(streamed) == expected, (streamed, expected)
+    return bodies, alone
+
+
+def check_preempted(kvasir, model, template, bodies, alone):
+    with LiveServer(kvasir, model, "--chat-template", template, "--kv-memory", "1200KiB", "--prefix-memory", "0") as server:
+        with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:
+            for _ in range(4):
+                got = list(pool.map(lambda body: parts(chat(server, **body)[0][0]), bodies))
+                assert got == alone, (got, alone)
+        assert server.metric("kvasir:num_preemptions_total") > 0, "nothing was preempted"
+
+
+def check_grammar(server):
+    for budget in (4, 9):
+        messages, usage = chat(server, thinking_token_budget=budget, guided_choice=["spades", "hearts"])
+        assert messages[0]["content"] in ("spades", "hearts") and messages[0]["reasoning_content"], messages
+        assert usage["completion_tokens_details"]["reasoning_tokens"] <= budget, usage
+    messages, _ = chat(server, reasoning={"max_tokens": 5}, max_tokens=200, guided_json={
+        "type": "object", "properties": {"a": {"type": "integer", "maximum": 9, "minimum": 0}}, "required": ["a"], "additionalProperties": False})
+    assert list(json.loads(messages[0]["content"])) == ["a"], messages
+
+
+FIELDS = [{"thinking_token_budget": 6}, {"thinking_budget_tokens": 6}, {"reasoning_budget": 6}, {"reasoning_budget_tokens": 6},
+          {"reasoning": {"max_tokens": 6}}, {"thinking": {"type": "enabled", "budget_tokens": 6}},
+          {"chat_template_kwargs": {"thinking_budget": 6}}]
+
+
+def check_names(server):
+    expected = parts(chat(server, thinking_token_budget=6)[0][0])
+    for field in FIELDS:
+        assert parts(chat(server, **field)[0][0]) == expected, field
+    question = [{"role": "user", "content": QUESTIONS[0]}]
+    status, headers, got = ask(server, "/v1/messages", messages=question, max_tokens=48, temperature=0,
+                               thinking={"type": "enabled", "budget_tokens": 6})
+    assert status == 200 and "X-Kvasir-Ignored" not in headers, (got, headers)
+    assert got["content"][0]["thinking"] == expected[0], (got, expected)
+    status, _, got = ask(server, "/v1/responses", input=QUESTIONS[0], max_output_tokens=48, temperature=0,
+                         reasoning={"max_tokens": 6})
+    assert status == 200 and got["usage"]["output_tokens_details"]["reasoning_tokens"] in range(1, 7), got
+    assert got["output"][0]["content"][0]["text"] == expected[0], (got, expected)
+
+
+def check_refused(kvasir, model, template):
+    with LiveServer(kvasir, model, "--chat-template", template) as server:
+        for field in FIELDS:
+            status, _, got = ask(server, messages=[{"role": "user", "content": "Hi"}], max_tokens=4, **field)
+            (name, value), = field.items()
+            name += "." + [key for key in value if key != "type"][0] if isinstance(value, dict) else ""
+            assert status == 400 and got["error"]["param"] == name and "no thoughts" in got["error"]["message"], got
+        messages, usage = chat(server)
+        assert "reasoning_content" not in messages[0] and usage["completion_tokens_details"] == {"reasoning_tokens": 0}, usage
+
+
+def main(kvasir, model):
+    with tempfile.TemporaryDirectory() as folder:
+        begins, chatml = pathlib.Path(folder, "begins.jinja"), pathlib.Path(folder, "chatml.jinja")
+        begins.write_text(BEGINS)
+        chatml.write_text(CHATML)
+        with LiveServer(kvasir, model, "--chat-template", str(begins)) as server:
+            check_count(server)
+            bodies, alone = check_same_answer(server)
+            check_grammar(server)
+            check_names(server)
+        check_preempted(kvasir, model, str(begins), bodies, alone)
+        check_refused(kvasir, model, str(chatml))
+    print("thoughts are counted, and end at their budget")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
