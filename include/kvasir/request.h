@@ -94,6 +94,9 @@ struct RequestOptions {
   // For `tokens` that ModelText::encode_prompt made: its PromptTokens::stops. They end the text as `generate.stop`
   // does.
   std::vector<std::string> template_stops;
+  // For `tokens` that ModelText::encode_prompt made: its PromptTokens::lasting_tokens. Of these a policy that drops old
+  // tokens leaves a snapshot in the prefix cache. 0: not known.
+  std::int64_t lasting_tokens = 0;
 
   // A session to continue; may be null. The prompt is appended to the session's context, and prompt and answer stay in
   // it: after kFinished the session is as after Session::say (or read) and generate. A request that fails, is

@@ -370,7 +370,7 @@ GenerateResult Generation::result() const {
   result.end_choice = end_choice_;
   result.stop_token = stop_token_;
   result.tokens = tokens_;
-  if (thoughts_) result.thought_tokens = thoughts_->tokens();
+  result.thought_tokens = thought_tokens();
   result.finish_reason = finish_reason_.value_or(FinishReason::kFailed);
   result.stopped_by = matcher_.found();
   return result;

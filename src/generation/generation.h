@@ -119,7 +119,8 @@ class Generation {
   std::optional<TokenId> end_token() const { return end_token_; }  // chosen by the model; after kEnd only
   std::optional<TokenId> pending() const { return pending_; }      // the token to run, not accepted yet
   std::int64_t tokens() const { return tokens_; }                  // accepted
-  const std::string& text() const { return text_; }                // all that accept() and flush() returned
+  std::int64_t thought_tokens() const { return thoughts_ ? thoughts_->tokens() : 0; }
+  const std::string& text() const { return text_; }  // all that accept() and flush() returned
   // With GenerateOptions::logprobs: one per accepted token, and one for the pending token.
   const std::vector<GeneratedToken>& choices() const { return choices_; }
   const std::optional<GeneratedToken>& end_choice() const { return end_choice_; }  // the token that ended the text

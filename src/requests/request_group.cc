@@ -42,6 +42,7 @@ std::unique_ptr<RequestGroup> make_group(RequestId id, const RequestOptions& opt
   // A session's text begins before the request's; a cached prefix has no log-probabilities.
   const bool bypass = options.bypass || options.session != nullptr || generate.prompt_logprobs >= 0;
   group->prefix.use = {bypass, options.salt, options.pin, options.ttl, options.tenant, group->shape.codec()};
+  group->prefix.lasting = text.lasting;
   std::vector<TokenId> newest = begin.newest;
   newest.insert(newest.end(), text.tokens.begin(), text.tokens.end());
   auto request = std::make_unique<Request>(group.get(), 0, std::move(begin));

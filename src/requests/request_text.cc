@@ -16,6 +16,14 @@
 namespace kvasir {
 namespace {
 
+// Returns how many of the tokens stand before the last `bytes` bytes of their text.
+std::int64_t tokens_before(const Tokenizer& tokenizer, std::span<const TokenId> tokens, std::size_t bytes) {
+  std::size_t left = tokens.size();
+  for (std::size_t size = 0; left > 0 && size < bytes; --left)
+    size += tokenizer.bytes_of(tokens[left - 1], true).size();
+  return static_cast<std::int64_t>(left);
+}
+
 Result<RequestText> encode_messages(const LoadedModel& model, const RequestOptions& options) {
   const Tokenizer& tokenizer = *model.tokenizer;
   KVASIR_ASSIGN_OR_RETURN(Conversation conversation,
@@ -27,6 +35,7 @@ Result<RequestText> encode_messages(const LoadedModel& model, const RequestOptio
   if (conversation.rules != nullptr) {
     text.answer = make_answer_form(conversation.rules);
     KVASIR_ASSIGN_OR_RETURN(text.thoughts, make_thought_marks(*conversation.rules, tokenizer));
+    if (conversation.passing_bytes) text.lasting = tokens_before(tokenizer, text.tokens, *conversation.passing_bytes);
   }
   if (options.generate.thought_budget >= 0 && text.thoughts == nullptr)
     return unsupported("the model's chat template writes no thoughts, so a budget of them has no effect; leave it out")
@@ -63,7 +72,9 @@ Result<RequestText> encode(const LoadedModel& model, const RequestOptions& optio
   if (!options.messages.empty()) return encode_messages(model, options);
   if (!options.prompt.empty()) return encode_text(model, options);
   KVASIR_RETURN_IF_ERROR(check_tokens(model, options.tokens));
-  return RequestText{options.tokens, options.template_stops};
+  RequestText text{options.tokens, options.template_stops};
+  text.lasting = std::clamp<std::int64_t>(options.lasting_tokens, 0, std::ssize(options.tokens));
+  return text;
 }
 
 // REQUIRES: `options` has one prompt. Only its text is read.
@@ -87,7 +98,8 @@ class LoadedText final : public ModelText {
             .about({"session"});
       KVASIR_ASSIGN_OR_RETURN(RequestText text, encode_one(*model_, options));
       return PromptTokens{std::move(text.tokens),  std::move(text.stops),    std::move(text.answer),
-                          std::move(text.grammar), std::move(text.thoughts), text.system_tokens};
+                          std::move(text.grammar), std::move(text.thoughts), text.lasting,
+                          text.system_tokens};
     });
   }
   Result<std::shared_ptr<const Grammar>> compile(const GrammarSource& source) const override {

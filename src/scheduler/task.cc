@@ -87,11 +87,12 @@ Sequence::Input Task::input(int most_rows) const {
     input.rest = {&next_, 1};
     return input;
   }
-  const std::size_t end = run_ < prompt_ ? prompt_ : tokens_.size();
+  const bool pauses = run_ < pause_ && pause_ < prompt_ && !reports_prompt();
+  const std::size_t end = pauses ? pause_ : run_ < prompt_ ? prompt_ : tokens_.size();
   input.rest = std::span(tokens_).subspan(run_, end - run_);
   // In replay the next token is already known.
   const bool replays = generation_ && (generation_->pending() || tokens_.size() > prompt_);
-  if (replays && forced_ == 0) input.logits = Logits::kNone;
+  if (pauses || (replays && forced_ == 0)) input.logits = Logits::kNone;
   if (run_ < prompt_ && reports_prompt()) {
     input.logits = Logits::kAll;
     input.most_rows = std::min(most_rows, kLogitRows);

@@ -87,6 +87,10 @@ class Task {
   // as after release(). REQUIRES: as release, if it has none.
   Task fork(TextState* text, std::uint64_t seed) const;
 
+  // Makes a pass of the prompt end with this many of its tokens, as if the prompt ended there, but without logits. Its
+  // policy must not care where chunks end. REQUIRES: at most as many as the prompt has.
+  void pause_at(std::int64_t tokens) { pause_ = static_cast<std::size_t>(tokens); }
+
   // Marks the first `count` tokens as already run by the sequence. REQUIRES: nothing has run, and more tokens than
   // these are to be run.
   void skip(std::int64_t count);
@@ -114,6 +118,7 @@ class Task {
   std::vector<TokenId> tokens_;  // the prompt, then, if replayable_, generated tokens: all that recomputing takes
   std::size_t forced_ = 0;       // number of the last tokens_ that the grammar forces and that have not run
   std::size_t prompt_ = 0;       // number of prompt tokens in tokens_
+  std::size_t pause_ = 0;        // see pause_at()
   std::size_t run_ = 0;          // number of tokens_ that the sequence holds
   std::size_t noted_ = 0;        // number of tokens_ that have entered text_->newest
   std::optional<Generation> generation_;

@@ -21,6 +21,7 @@ struct RequestText {
   std::vector<TokenId> tokens;
   std::vector<std::string> stops;                     // of the chat template, for messages
   std::int64_t system_tokens = 0;                     // PromptTokens::system_tokens
+  std::int64_t lasting = 0;                           // PromptTokens::lasting_tokens
   std::shared_ptr<const AnswerForm> answer = {};      // PromptTokens::answer
   std::shared_ptr<const Grammar> grammar = {};        // PromptTokens::grammar
   std::shared_ptr<const ThoughtMarks> thoughts = {};  // PromptTokens::thoughts

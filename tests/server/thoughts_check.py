@@ -2,7 +2,7 @@
 
 The model gets a chat template whose answers begin with thoughts. Their tokens are counted as the ids of the answer say; a budget
 ends them, the same alone, in a batch, as a stream, in samples, after preemptions and before a grammar; each API and each name of
-the field reaches it; a template without thoughts refuses it by name.
+the field reaches it; a template without thoughts refuses it by name. A conversation goes on from before dropped thoughts.
 """
 import concurrent.futures
 import json
@@ -134,6 +134,35 @@ def check_names(server):
     assert got["output"][0]["content"][0]["text"] == expected[0], (got, expected)
 
 
+def check_prefix(kvasir, model, template):
+    """A conversation whose thoughts are left out of the next prompt is continued from the place of the thoughts, with the same answers
+    as without a cache."""
+    policies = {"full": "pages", "streaming:sinks=4,window=100": "snapshot", "window:size=80": "snapshot"}
+    for policy, source in policies.items():
+        with LiveServer(kvasir, model, "--chat-template", template) as server:
+            messages, before = [], 0
+            for turn in range(3):
+                messages.append({"role": "user", "content": f"Tell me story number {turn} about a cat, please. " * 8})
+                body = {"messages": messages, "max_tokens": 100, "temperature": 0, "ignore_eos": True, "thinking_token_budget": 60}
+                alone = ask(server, **body, kv={"policy": policy, "bypass": True})[2]["choices"][0]["message"]
+                got = ask(server, **body, kv={"policy": policy})[2]
+                message, kv, prompt = got["choices"][0]["message"], got["kv"], got["usage"]["prompt_tokens"]
+                assert message == alone, (policy, turn, message, alone)
+                if turn > 0:
+                    assert kv["cache_miss"] == "thoughts_dropped" and kv["cached_from"] == source, (policy, turn, kv)
+                    # Pages hold 32 tokens; a snapshot is at the place itself, some tokens of the opening before the prompt's end.
+                    assert before - 32 - 12 < kv["cached"] < before and (source == "pages" or before - 12 < kv["cached"]), (policy, kv, before)
+                else:
+                    assert kv["cache_miss"] == "unknown" and kv["cached"] == 0, kv
+                messages.append({"role": "assistant", "content": message["content"]})
+                before = prompt
+            # Another question is new, and nothing of another salt's conversation is told.
+            other = [{"role": "user", "content": "What is a dragon? " * 20}]
+            assert ask(server, messages=other, max_tokens=4, kv={"policy": policy})[2]["kv"]["cache_miss"] == "unknown"
+            salted = ask(server, messages=messages[:3], max_tokens=4, kv={"policy": policy}, cache_salt="other")[2]["kv"]
+            assert salted["cache_miss"] == "unknown" and salted["cached"] == 0, salted
+
+
 def check_refused(kvasir, model, template):
     with LiveServer(kvasir, model, "--chat-template", template) as server:
         for field in FIELDS:
@@ -156,6 +185,7 @@ def main(kvasir, model):
             check_grammar(server)
             check_names(server)
         check_preempted(kvasir, model, str(begins), bodies, alone)
+        check_prefix(kvasir, model, str(begins))
         check_refused(kvasir, model, str(chatml))
     print("thoughts are counted, and end at their budget")
 

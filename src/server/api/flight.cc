@@ -150,6 +150,7 @@ void Flight::submit() {
     if (!ready_.prompts.empty()) {
       one.tokens = std::move(ready_.prompts[part].prompt.tokens);
       one.template_stops = std::move(ready_.prompts[part].prompt.stops);
+      one.lasting_tokens = ready_.prompts[part].prompt.lasting_tokens;
     } else if (!request().prompts.empty()) {
       one.prompt = request().prompts.front().text;
       one.tokens = request().prompts.front().tokens;

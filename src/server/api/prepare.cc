@@ -152,6 +152,7 @@ bool truncate(const ApiRequest& request, std::int64_t context, PromptTokens& pro
     keep = std::max<std::int64_t>(1, context - std::max<std::int64_t>(1, request.options.generate.max_tokens));
   const std::int64_t cut = std::ssize(prompt.tokens) - keep;
   if (cut <= 0) return false;
+  prompt.lasting_tokens = 0;
   if (request.keeps_first) {
     prompt.tokens.resize(static_cast<std::size_t>(keep));
     prompt.system_tokens = std::min(prompt.system_tokens, keep);
