@@ -115,6 +115,9 @@ struct RequestOptions {
   // Where dropped tokens go, overriding the policy's spec: "q4", "file", "q4,file", "off" (docs/policies/demotion.md);
   // empty: as the spec says.
   std::string demote;
+  // Whether thoughts leave the cache when they close, overriding the policy's option: "keep", "drop"; empty: as the
+  // spec says.
+  std::string thoughts;
   GenerateOptions generate;  // `resume` has no effect
   // Continuations of the prompt, 1 to 64, numbered from 0; sample i has seed + i, at most 2^64 - 1. They share the
   // prompt's pages.

@@ -23,9 +23,10 @@ ThoughtMeter::ThoughtMeter(std::shared_ptr<const ThoughtMarks> marks, std::int64
 
 void ThoughtMeter::read(std::string_view bytes, bool forced) {
   if (forced && ++closing_ == marks_->closing.size()) closing_ = 0;
+  const std::int64_t place = read_++;
   if (place_ == Place::kPast && !marks_->anywhere) return;
   if (inside()) ++spent_;
-  pieces_.push_back({buffer_.size(), buffer_.size() + bytes.size()});
+  pieces_.push_back({buffer_.size(), buffer_.size() + bytes.size(), place});
   buffer_ += bytes;
   while (step()) {
   }
@@ -59,6 +60,7 @@ bool ThoughtMeter::enter() {
   forget(at + open.size());
   place_ = Place::kInside;
   solid_ = false;
+  newest_ = {};
   spent_ += std::ssize(pieces_);
   return true;
 }
@@ -80,6 +82,7 @@ bool ThoughtMeter::leave() {
     return false;
   }
   at -= dropped;
+  if (solid_ && !closed_) closed_ = newest_;
   spent_ -= std::ranges::count_if(pieces_, [at](const Piece& piece) { return piece.begin >= at; });
   // A mark that may be anywhere can itself begin the next thoughts.
   forget(marks_->anywhere ? at : at + size);
@@ -95,7 +98,12 @@ std::size_t ThoughtMeter::count(std::size_t end) {
   if (first == std::string_view::npos) return 0;
   const std::size_t last = text.find_last_not_of(kSpaces);
   const auto counts = [&](const Piece& piece) { return piece.begin <= last && (solid_ || piece.end > first); };
-  tokens_ += std::ranges::count_if(pieces_, counts);
+  for (const Piece& piece : pieces_) {
+    if (!counts(piece)) continue;
+    if (newest_.end == 0) newest_.begin = piece.place;
+    newest_.end = piece.place + 1;
+    ++tokens_;
+  }
   std::erase_if(pieces_, [last](const Piece& piece) { return piece.begin <= last; });
   solid_ = true;
   forget(last + 1);

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,6 +29,12 @@ class ThoughtMeter {
 
   // Returns the tokens of thoughts so far.
   std::int64_t tokens() const;
+  // Returns the places, among the answer's tokens, of the first thoughts that have closed; the marks and tokens of
+  // white space next to them do not belong to them. Nothing: none have.
+  struct Span {
+    std::int64_t begin = 0, end = 0;
+  };
+  std::optional<Span> closed() const { return closed_; }
   // Returns whether the newest token belongs to thoughts that have not closed.
   bool inside() const { return place_ == Place::kInside; }
 
@@ -45,6 +52,7 @@ class ThoughtMeter {
   };
   struct Piece {  // a token that is not counted yet, in buffer_
     std::size_t begin = 0, end = 0;
+    std::int64_t place = 0;  // among the answer's tokens
   };
 
   bool step();
@@ -60,9 +68,12 @@ class ThoughtMeter {
   std::size_t searched_ = 0;   // so many of them, inside thoughts, are white space
   std::vector<Piece> pieces_;  // the tokens of these bytes
   std::int64_t tokens_ = 0;    // counted
-  std::int64_t spent_ = 0;     // tokens that the budget counts
-  bool solid_ = false;         // the newest thoughts are more than white space
-  std::size_t closing_ = 0;    // so many tokens of ThoughtMarks::closing have come
+  std::int64_t read_ = 0;      // all tokens of the answer
+  Span newest_;                // the newest thoughts, as far as they are counted
+  std::optional<Span> closed_;
+  std::int64_t spent_ = 0;   // tokens that the budget counts
+  bool solid_ = false;       // the newest thoughts are more than white space
+  std::size_t closing_ = 0;  // so many tokens of ThoughtMarks::closing have come
 };
 
 }  // namespace kvasir

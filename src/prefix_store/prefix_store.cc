@@ -90,8 +90,8 @@ bool PrefixStore::holds_in_other_codec(const PrefixQuery& query, std::int64_t to
 
 PrefixQuery PrefixStore::query_of(const PrefixUse& use, const PrefixText& text, const std::string& lineage) const {
   const RetentionPolicy& policy = *text.policy;
-  const bool by_range = !policy.by_token();
-  // Under other policies generated tokens must be run again token by token.
+  // Under other policies generated tokens must be run again token by token, or read what was dropped from between them.
+  const bool by_range = !policy.by_token() && policy.as<DropsThoughts>() == nullptr;
   const std::int64_t known = by_range ? std::ssize(text.tokens) : text.prompt;
   PrefixQuery query;
   query.salt = use.salt;
@@ -142,7 +142,8 @@ PrefixStore::Start PrefixStore::start(const PrefixUse& use, const PrefixText& te
   const PrefixMatch match = cache_.find(query);
   start.miss = match.miss;
   // Others could not continue what was generated in any case.
-  if (start.miss == PrefixMiss::kUnknown && !chunk_matters(*text.policy) && thoughts_.passed(query.space(), text.tokens, match.tokens))
+  if (start.miss == PrefixMiss::kUnknown && !chunk_matters(*text.policy) &&
+      thoughts_.passed(query.space(), text.tokens, match.tokens))
     start.miss = PrefixMiss::kThoughts;
   if (start.miss == PrefixMiss::kUnknown && holds_in_other_codec(query, match.tokens)) start.miss = PrefixMiss::kCodec;
   if (match.tokens == 0) return start;
@@ -279,7 +280,7 @@ void PrefixStore::leave_last(const PrefixUse& use, const PrefixText& text, std::
   const auto tokens = text.tokens.first(static_cast<std::size_t>(sequence->tables().next_index()));
   if (is_exact(*sequence)) {
     if (policy.exact_prefix(text.prompt) > 0) cache_.add_pages(space_of(use), tokens, sequence->tables(), keep_of(use));
-  } else if (!chunk_matters(policy) && policy.as<LeavesUnread>() == nullptr) {
+  } else if (!chunk_matters(policy) && policy.as<LeavesUnread>() == nullptr && policy.as<DropsThoughts>() == nullptr) {
     const std::string lineage = lineage_of(text);
     cache_.add_snapshot(space_of(use), lineage, tokens, std::make_unique<SequenceSnapshot>(std::move(sequence)),
                         keep_of(use));

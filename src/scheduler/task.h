@@ -110,6 +110,7 @@ class Task {
 
  private:
   void note_newest(std::span<const TokenId> tokens);
+  void drop_thoughts();
   bool reports_prompt() const { return prompt_logprobs_ >= 0 && prompt_choices_.size() + 1 < prompt_; }
   void note_prompt(const StepResult& result);
 
@@ -122,6 +123,13 @@ class Task {
   std::size_t run_ = 0;          // number of tokens_ that the sequence holds
   std::size_t noted_ = 0;        // number of tokens_ that have entered text_->newest
   std::optional<Generation> generation_;
+  // Thoughts that leave the sequence when `at` tokens_ have run; again after release().
+  struct Dropped {
+    std::size_t at = 0;
+    IndexRange thoughts;
+    bool done = false;
+  };
+  std::optional<Dropped> dropped_;
   TokenId next_ = kNoToken;  // drawn but not run yet
   std::string fresh_;        // text that take_text will return
   int prompt_logprobs_ = -1;

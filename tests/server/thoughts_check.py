@@ -163,6 +163,57 @@ def check_prefix(kvasir, model, template):
             assert salted["cache_miss"] == "unknown" and salted["cached"] == 0, salted
 
 
+def check_dropped(kvasir, model, template):
+    """Thoughts leave the cache when they close: the same alone, in a batch, in samples and after preemptions. What follows them is not
+    what follows where they stay, and no request takes the one for the other."""
+    bodies = [{"messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 64, "ignore_eos": True,
+               "thinking_token_budget": 20 + turn, "kv": {"thoughts": "drop"}} for turn, question in enumerate(QUESTIONS)]
+
+    def answer(server, body, **kv):
+        status, _, got = ask(server, **{**body, "kv": {**body["kv"], **kv}})
+        assert status == 200, got
+        return parts(got["choices"][0]["message"]), got["kv"], got["usage"]
+
+    with LiveServer(kvasir, model, "--chat-template", template) as server:
+        alone = []
+        for body in bodies:
+            said, kv, usage = answer(server, body, bypass=True)
+            thought = usage["completion_tokens_details"]["reasoning_tokens"]
+            assert kv["policy"] == "full:thoughts=drop" and kv["seen"] - kv["kept"] == thought > 10, (kv, usage)
+            kept, kv, _ = answer(server, body, bypass=True, thoughts="keep")
+            assert kv["policy"] == "full" and kv["seen"] == kv["kept"] and kept[0] == said[0], (kv, kept, said)
+            alone.append((said, kept))
+        assert sum(said != kept for said, kept in alone) > 2, alone
+        with concurrent.futures.ThreadPoolExecutor(12) as pool:
+            for _ in range(2):
+                got = list(pool.map(lambda body: answer(server, body)[0], bodies))
+                assert got == [said for said, _ in alone], (got, alone)
+                got = list(pool.map(lambda body: answer(server, body, thoughts="keep")[0], bodies))
+                assert got == [kept for _, kept in alone], (got, alone)
+        for body, (said, _) in zip(bodies, alone):
+            samples = ask(server, n=3, **body)[2]["choices"]
+            assert [parts(each["message"]) for each in samples] == [said] * 3, samples
+        # The next prompt writes the thoughts out: it is a prompt, of which nothing was dropped.
+        again = {**bodies[0], "messages": bodies[0]["messages"] + [
+            {"role": "assistant", "reasoning_content": alone[0][0][0], "content": alone[0][0][1]}, {"role": "user", "content": "Go on."}]}
+        assert answer(server, again)[0] == answer(server, again, bypass=True)[0]
+        # Without thoughts there is nothing to drop.
+        _, kv, _ = answer(server, {**bodies[0], "thinking_token_budget": 0})
+        assert kv["seen"] == kv["kept"], kv
+        for kv, name in (({"thoughts": "demote"}, "demote"), ({"thoughts": "x"}, "keep"), ({"thoughts": "drop", "policy": "h2o"}, "full"),
+                         ({"thoughts": "drop", "policy": "streaming"}, "full")):
+            status, _, got = ask(server, messages=bodies[0]["messages"], max_tokens=4, kv=kv)
+            assert status == 400 and got["error"]["param"] == "kv.thoughts" and name in got["error"]["message"], got
+        streaming = ask(server, messages=bodies[0]["messages"], max_tokens=4, kv={"thoughts": "keep", "policy": "streaming"})
+        assert streaming[0] == 200, streaming
+    with LiveServer(kvasir, model, "--chat-template", template, "--kv-memory", "1200KiB", "--prefix-memory", "0") as server:
+        with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:
+            for _ in range(4):
+                got = list(pool.map(lambda body: answer(server, body)[0], bodies))
+                assert got == [said for said, _ in alone], (got, alone)
+        assert server.metric("kvasir:num_preemptions_total") > 0, "nothing was preempted"
+
+
 def check_refused(kvasir, model, template):
     with LiveServer(kvasir, model, "--chat-template", template) as server:
         for field in FIELDS:
@@ -186,6 +237,7 @@ def main(kvasir, model):
             check_names(server)
         check_preempted(kvasir, model, str(begins), bodies, alone)
         check_prefix(kvasir, model, str(begins))
+        check_dropped(kvasir, model, str(begins))
         check_refused(kvasir, model, str(chatml))
     print("thoughts are counted, and end at their budget")
 

@@ -228,6 +228,7 @@ Status in_body(const Status& status) {
       {"policy", "kv.policy"},
       {"codec", "kv.codec"},
       {"demote", "kv.demote"},
+      {"thoughts", "kv.thoughts"},
       {"samples", "n"},
       {"penalty_window", "repeat_last_n"},
       {"dry_window", "dry_penalty_last_n"}};
@@ -327,6 +328,9 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
     return ready;
   }
   if (options.policy.empty()) options.policy = common.policy;
+  Result<std::string> policy = with_thoughts(options.policy, std::exchange(options.thoughts, {}));
+  if (!policy.ok()) return in_body(policy.status());
+  options.policy = std::move(*policy);
   options.policy = with_demotion(options.policy, std::exchange(options.demote, {}));
   if (ready.request.chat) {
     KVASIR_ASSIGN_OR_RETURN(ready.prompts.emplace_back(), ready_prompt(steps, ready.request, options));
