@@ -112,7 +112,7 @@ TEST(Task, RecomputedAfterItsThoughtsWereDropped) {
     EXPECT_EQ(drops.text.sequence->counters().first_dropped, 105 + closed->begin);
     EXPECT_EQ(drops.task.generation().text().substr(0, 10), stays.task.generation().text().substr(0, 10));
     EXPECT_NE(drops.task.generation().text(), stays.task.generation().text());
-    for (TokenIndex release = 100; release < 180; release += 3) {
+    for (TokenIndex release = 100; release < 146; ++release) {  // full ends with the context, 150
       SCOPED_TRACE(release);
       Continued released(*model, true);
       const TokenIndex releases[] = {release, release + 4};
@@ -120,7 +120,7 @@ TEST(Task, RecomputedAfterItsThoughtsWereDropped) {
       ASSERT_EQ(released.released, 2u);
       EXPECT_EQ(released.shown, drops.shown);
       EXPECT_TRUE(same_bits(released.text.logits, drops.text.logits));
-      EXPECT_EQ(kept_by(*released.text.sequence), kept_by(*drops.text.sequence));
+      EXPECT_EQ(kept_by(released.text.sequence->tables()), kept_by(drops.text.sequence->tables()));
     }
   }
 }
