@@ -204,6 +204,8 @@ def check_dropped(kvasir, model, template):
                          ({"thoughts": "drop", "policy": "streaming"}, "full")):
             status, _, got = ask(server, messages=bodies[0]["messages"], max_tokens=4, kv=kv)
             assert status == 400 and got["error"]["param"] == "kv.thoughts" and name in got["error"]["message"], got
+        plan = ask(server, "/v1/kv/plan", prompt_tokens=50, kv={"thoughts": "drop"})
+        assert plan[0] == 200 and plan[2]["policy"] == "full:thoughts=drop", plan
         streaming = ask(server, messages=bodies[0]["messages"], max_tokens=4, kv={"thoughts": "keep", "policy": "streaming"})
         assert streaming[0] == 200, streaming
     with LiveServer(kvasir, model, "--chat-template", template, "--kv-memory", "1200KiB", "--prefix-memory", "0") as server:

@@ -158,7 +158,9 @@ Result<std::string> TextRoutes::plan(const Exchange& exchange) const {
   RequestOptions options;
   KVASIR_RETURN_IF_ERROR(read_kv(json, options));
   PlanRequest request;
-  request.policy = with_demotion(options.policy.empty() ? policy_ : options.policy, options.demote);
+  const Result<std::string> policy = with_thoughts(options.policy.empty() ? policy_ : options.policy, options.thoughts);
+  if (!policy.ok()) return in_body(policy.status());
+  request.policy = with_demotion(*policy, options.demote);
   request.codec = options.codec;
   request.tenant = exchange.caller.tenant_number;
   KVASIR_RETURN_IF_ERROR(read_whole(json, "prompt_tokens", 1, kMostGenerated, request.prompt));
