@@ -27,6 +27,11 @@ struct PromptTokens {
   // The grammar of the answer, from RequestOptions::grammar, the tools and the choice of one; for
   // GenerateOptions::grammar. Null: the answer may be any text.
   std::shared_ptr<const Grammar> grammar;
+  // For messages: the marks of thoughts, for GenerateOptions::thoughts. Null: the chat template writes no thoughts.
+  std::shared_ptr<const ThoughtMarks> thoughts;
+  // For messages whose answer may have thoughts: the first tokens of the prompt with which the conversation's next
+  // prompt begins too, if the thoughts are left out of it. 0: not known.
+  std::int64_t lasting_tokens = 0;
   std::int64_t system_tokens = 0;  // tokens of the system messages that lead `messages`; 0 for other prompts
 };
 

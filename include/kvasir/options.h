@@ -147,6 +147,16 @@ struct SessionOptions {
       1;  // samples or beams that will run side by side: the first session sizes the cache for them and itself; 1 to 65
 };
 
+// How an answer's thoughts are marked, by the model's chat template; from ModelText::encode_prompt.
+struct ThoughtMarks {
+  std::string open;                 // begins thoughts
+  std::vector<std::string> closes;  // each ends them
+  bool opened = false;              // the prompt ends inside thoughts
+  bool anywhere = false;            // `open` counts anywhere; false: only where nothing but white space precedes it
+  // The tokens that end thoughts for which the budget is used up.
+  std::vector<std::int32_t> closing;
+};
+
 // One continuation.
 struct GenerateOptions {
   // At most kMostGenerated. -1: until the model ends its text, or context or KV memory is exhausted.
@@ -172,6 +182,12 @@ struct GenerateOptions {
   // Restricts the text to a grammar (ModelText::compile): tokens that no text of the grammar can continue with are not
   // drawn, and the text ends where it is complete. Null: any text.
   std::shared_ptr<const Grammar> grammar;
+  // Counts the tokens of thoughts: GenerateResult::thought_tokens. Null: thoughts are not told apart.
+  std::shared_ptr<const ThoughtMarks> thoughts;
+  // Most tokens of thoughts, from one mark to the other. Then ThoughtMarks::closing follows, whatever the logits, as
+  // ordinary tokens of the answer, and the answer goes on. A character or a mark that has begun may end first. -1: no limit.
+  // Needs `thoughts`, or messages for which a request finds them. No effect where `grammar` has no place for the marks.
+  std::int64_t thought_budget = -1;
   // Control tokens appear in the text, by name. The answer's parser needs them (tools, thoughts).
   bool show_special = false;
   // Reports each token's log-probability and this many of the likeliest tokens in its place; 0 to 100, -1: no report.

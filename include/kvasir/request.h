@@ -95,6 +95,9 @@ struct RequestOptions {
   // For `tokens` that ModelText::encode_prompt made: its PromptTokens::stops. They end the text as `generate.stop`
   // does.
   std::vector<std::string> template_stops;
+  // For `tokens` that ModelText::encode_prompt made: its PromptTokens::lasting_tokens. Of these a policy that drops old
+  // tokens leaves a snapshot in the prefix cache. 0: not known.
+  std::int64_t lasting_tokens = 0;
 
   // A session to continue; may be null. The prompt is appended to the session's context, and prompt and answer stay in
   // it: after kFinished the session is as after Session::say (or read) and generate. A request that fails, is
@@ -113,6 +116,9 @@ struct RequestOptions {
   // Where dropped tokens go, overriding the policy's spec: "q4", "file", "q4,file", "off" (docs/policies/demotion.md);
   // empty: as the spec says.
   std::string demote;
+  // Whether thoughts leave the cache when they close, overriding the policy's option: "keep", "drop"; empty: as the
+  // spec says.
+  std::string thoughts;
   GenerateOptions generate;  // `resume` has no effect
   // Continuations of the prompt, 1 to 64, numbered from 0; sample i has seed + i, at most 2^64 - 1. They share the
   // prompt's pages.

@@ -188,11 +188,12 @@ struct GeneratedToken {
 };
 
 struct GenerateResult {
-  std::string text;                // all of it
-  std::int64_t prompt_tokens = 0;  // session: read since the last generate(); request: its prompt
-  std::int64_t tokens = 0;         // generated
-  double prompt_seconds = 0;       // request: from submit() until its prompt was read, waiting included
-  double seconds = 0;              // of generation; request: from its last prompt token to its end, waiting included
+  std::string text;                 // all of it
+  std::int64_t prompt_tokens = 0;   // session: read since the last generate(); request: its prompt
+  std::int64_t tokens = 0;          // generated
+  std::int64_t thought_tokens = 0;  // of these, in thoughts: see GenerateOptions::thoughts
+  double prompt_seconds = 0;        // request: from submit() until its prompt was read, waiting included
+  double seconds = 0;               // of generation; request: from its last prompt token to its end, waiting included
   FinishReason finish_reason = FinishReason::kEnd;
   std::string stopped_by;  // kStop: the stop string, one of the options or of the chat template
   std::uint64_t seed = 0;  // used by the sampler

@@ -43,6 +43,8 @@ struct CallFormat {
 
 struct ThoughtFormat {
   std::string open, close;  // "": the template knows no thoughts
+  // Between thoughts and the content behind them: `close`, and the white space that the template writes around it.
+  std::string closing = {};
 };
 
 struct AnswerFormat {

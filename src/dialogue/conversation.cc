@@ -84,6 +84,19 @@ void close_thoughts(const ThoughtFormat& thoughts, ChatPrompt& prompt) {
   }
 }
 
+// Compares the prompt with that of the next turn, in which this answer has a text and no thoughts.
+std::optional<std::size_t> passing_bytes(const ChatTemplate& chat, const Conversation& conversation) {
+  std::vector<Message> next = conversation.messages;
+  if (next.back().role == "assistant") return std::nullopt;
+  next.push_back({"assistant", "Kvasir1"});
+  next.push_back({"user", "Kvasir0"});
+  const Result<ChatPrompt> prompt = chat.render(next, true);
+  if (!prompt.ok()) return std::nullopt;
+  const std::string before = conversation.prompt.text(), after = prompt->text();
+  const auto common = std::mismatch(before.begin(), before.end(), after.begin(), after.end()).first;
+  return static_cast<std::size_t>(before.end() - common);
+}
+
 }  // namespace
 
 const AnswerFormat& FormatCache::get(const ChatTemplate& chat, const Vocabulary& vocabulary) {
@@ -176,6 +189,7 @@ Result<Conversation> write_conversation(const ChatTemplate& chat, const Vocabula
   const bool single = !options.parallel_tool_calls || options.tool_choice == ToolChoice::kNamed;
   rules.most_calls = single ? 1 : AnswerRules::kMostCalls;
   conversation.rules = std::make_shared<const AnswerRules>(std::move(rules));
+  if (thinks && options.thinking != Thinking::kOff) conversation.passing_bytes = passing_bytes(used, conversation);
   return conversation;
 }
 

@@ -30,6 +30,9 @@ struct Conversation {
   std::vector<Message> messages;             // as the template was given them
   std::unique_ptr<ChatTemplate> own;         // the template with the request's arguments; null: the model's own
   std::shared_ptr<const AnswerRules> rules;  // null: the answer is plain text
+  // Bytes at the end of the prompt with which the conversation's next prompt does not go on if the thoughts of this
+  // answer are left out of it; nothing: not known.
+  std::optional<std::size_t> passing_bytes;
 };
 
 // `options`: its messages, template_arguments, tools, tool_choice and thinking count. Where the template cannot write

@@ -27,6 +27,7 @@ constexpr std::string_view kProbeArguments = R"({"kvasirkey": "kvasirtext", "kva
 constexpr std::string_view kProbeTools =
     R"([{"type": "function", "function": {"name": "kvasirdescribed", "description": "d", "parameters":
     {"type": "object", "properties": {"p": {"type": "string", "description": "d"}}, "required": ["p"]}}}])";
+constexpr std::size_t kMostSpace = 4;  // bytes around a closing mark; as grammars of answers allow
 constexpr std::string_view kFirstId = "kvasir001", kSecondId = "kvasir002";
 
 bool has(std::string_view text, std::string_view part) {
@@ -70,6 +71,7 @@ class FormatFinder {
     plain_ = rendered({question(), said("")}, false);
     format_.writes_tools = has(rendered({question()}, true), "kvasirdescribed");
     find_thoughts();
+    find_thought_closing();
     if (form.writes_calls) find_calls();
     // A name alone begins too many texts to tell a call by it.
     if (const Shape shape = format_.calls.shape;
@@ -164,6 +166,22 @@ class FormatFinder {
     if (trimmed(opened_).ends_with("<think>") || (known("<think>") && known("</think>")) ||
         has(chat_.source(), "</think>"))
       format_.thoughts = {"<think>", "</think>"};
+  }
+
+  // Reads the white space around the closing mark off a message that has thoughts and content. A template that shows no
+  // thoughts of earlier answers gets line breaks, as most others write them.
+  void find_thought_closing() {
+    ThoughtFormat& thoughts = format_.thoughts;
+    if (thoughts.open.empty()) return;
+    thoughts.closing = "\n" + thoughts.close + "\n\n";
+    if (chat_.message_form().reasoning.empty()) return;
+    const std::string text = rendered({question(), said(std::string(kThoughts))}, false);
+    const std::size_t begin = text.find(kThoughts), end = text.find(kSaid, std::min(begin, text.size()));
+    if (end == std::string::npos) return;
+    const std::string_view between =
+        std::string_view(text).substr(begin + kThoughts.size(), end - begin - kThoughts.size());
+    if (trimmed(between) == thoughts.close && between.size() <= thoughts.close.size() + kMostSpace)
+      thoughts.closing = between;
   }
 
   void read_thoughts(const std::string& text) {

@@ -216,6 +216,8 @@ class EngineImpl final : public Engine {
     if (!options.tools.empty() || options.thinking != Thinking::kAuto)
       return invalid_argument("a request that continues a session has no tools, and thinks as the session does")
           .about({"tools"});
+    if (!options.thoughts.empty())
+      return invalid_argument("a session keeps thoughts as its policy says; leave thoughts out").about({"thoughts"});
     if (options.samples != 1 || !options.template_arguments.empty())
       return invalid_argument("a request that continues a session has one sample and no template arguments")
           .about({"samples", "template_arguments"});
@@ -257,10 +259,14 @@ class EngineImpl final : public Engine {
     if (options.policy.empty() && !options.demote.empty() && options.demote != "off")
       return invalid_argument("demote needs a policy that evicts, such as h2o:budget=1024,pos=original; name it")
           .about({"policy"});
+    KVASIR_ASSIGN_OR_RETURN(const std::string policy, with_thoughts(options.policy, options.thoughts));
     Result<CacheSize> found =
-        cache_.find_place(with_demotion(options.policy, options.demote), options.protect, shape, options.samples);
+        cache_.find_place(with_demotion(policy, options.demote), options.protect, shape, options.samples);
     if (!found.ok()) return about_unless_said(found.status(), "policy");
     CacheSize place = std::move(*found);
+    if (place.policy->as<DropsThoughts>() && (shape.window > 0 || !shape.windows.empty() || !shape.states.empty()))
+      return unsupported("thoughts cannot be dropped in models with windows or states; give thoughts=keep")
+          .about({"policy"});
     KVASIR_RETURN_IF_ERROR(check_prompt(shape, *place.policy, {}, 0, static_cast<std::int64_t>(text.tokens.size()),
                                         place.chunk, model_->config.context, place.bytes));
     KVASIR_RETURN_IF_ERROR(

@@ -114,6 +114,9 @@ Status validate(const GenerateOptions& options) {
   if (options.max_tokens > kMostGenerated)
     return invalid_argument("max_tokens={} is above {}; give -1 for no limit", options.max_tokens, kMostGenerated)
         .about({"max_tokens"});
+  if (options.thought_budget < -1 || options.thought_budget > kMostGenerated)
+    return invalid_argument("thought_budget={} is outside -1 (no limit) to {}", options.thought_budget, kMostGenerated)
+        .about({"thought_budget"});
   if (options.stop.size() > kMostStops)
     return invalid_argument("there are {} stop strings; there may be {}", options.stop.size(), kMostStops)
         .about({"stop"});
@@ -147,6 +150,12 @@ Status validate(const GenerateOptions& options, int vocabulary) {
   for (const auto& [token, bias] : options.sampling.logit_bias) KVASIR_RETURN_IF_ERROR(check("logit_bias", token));
   for (const TokenId token : options.stop_tokens) KVASIR_RETURN_IF_ERROR(check("stop_token_ids", token));
   for (const TokenId token : options.allowed_tokens) KVASIR_RETURN_IF_ERROR(check("allowed_token_ids", token));
+  if (options.thoughts != nullptr) {
+    if (options.thoughts->open.empty() || options.thoughts->closes.empty() ||
+        std::ranges::count(options.thoughts->closes, "") > 0)
+      return invalid_argument("a mark of thoughts is empty; take the marks from encode_prompt").about({"thoughts"});
+    for (const TokenId token : options.thoughts->closing) KVASIR_RETURN_IF_ERROR(check("thoughts", token));
+  }
   if (options.grammar == nullptr) return {};
   if (options.grammar->trie().vocabulary() != static_cast<std::size_t>(vocabulary))
     return invalid_argument("the grammar was compiled for another model").about({"grammar"});
@@ -175,6 +184,7 @@ Generation::Generation(const Tokenizer& tokenizer, const GenerateOptions& option
   show_special_ = options.show_special;
   logprobs_ = options.logprobs;
   if (options.grammar != nullptr) grammar_.emplace(options.grammar);
+  if (options.thoughts != nullptr) thoughts_.emplace(options.thoughts, options.thought_budget);
   for (const TokenId token : newest) observe(token);
 }
 
@@ -206,6 +216,7 @@ Result<Generation> Generation::from_state(const Tokenizer& tokenizer, Generation
   generation.end_choice_ = std::move(state.end_choice);
   generation.grammar_ = std::move(state.grammar);
   generation.grammar_ended_ = state.grammar_ended;
+  generation.thoughts_ = std::move(state.thoughts);
   return generation;
 }
 
@@ -214,7 +225,7 @@ GenerationState Generation::state() const {
           limits_.state(), sampler_.state(), undrawn_,      matcher_.state(), stream_.state(),
           text_,           tokens_,          pending_,      finish_reason_,   end_token_,
           stop_token_,     logprobs_,        choices_,      end_choice_,      grammar_,
-          grammar_ended_};
+          grammar_ended_,  thoughts_};
 }
 
 Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
@@ -225,7 +236,10 @@ Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
     return std::optional<TokenId>();
   }
   undrawn_ = sampler_.random();
-  KVASIR_ASSIGN_OR_RETURN(const TokenId token, draw(logits));
+  TokenId token = due();
+  if (token == kNoToken) {
+    KVASIR_ASSIGN_OR_RETURN(token, draw(logits));
+  }
   if (token == kNoToken) {
     grammar_ended_ = true;
     settle(FinishReason::kStop);
@@ -267,6 +281,17 @@ Result<TokenId> Generation::draw(std::span<const float> logits) {
   return token;
 }
 
+// Returns the token that ends thoughts which have used up their budget; kNoToken: none, or the grammar has no place for
+// all of those tokens.
+TokenId Generation::due() const {
+  if (!thoughts_) return kNoToken;
+  const TokenId due = thoughts_->due(stream_.mid_character());
+  if (due == kNoToken || !grammar_ || thoughts_->closing()) return due;
+  GrammarMatcher place = *grammar_;
+  const auto fits = [&place](TokenId token) { return place.accept(token).ok(); };
+  return std::ranges::all_of(thoughts_->marks().closing, fits) ? due : kNoToken;
+}
+
 GeneratedToken Generation::describe(std::span<const float> logits, TokenId token, int likeliest) const {
   const auto choice = [&](TokenId id, double log_probability, std::int64_t rank) {
     return TokenChoice{id, tokenizer_->bytes_of(id, true), log_probability, rank};
@@ -282,6 +307,7 @@ std::vector<TokenId> Generation::forced(std::size_t most) {
   KVASIR_CHECK(!pending_);
   if (!grammar_ || finished() || logprobs_ >= 0 || !matcher_.stops().empty() || !limits_.allowed(tokens_, {}).empty())
     return {};
+  if (due() != kNoToken) return {};
   if (max_tokens_ >= 0)
     most = std::min(most, static_cast<std::size_t>(std::max<std::int64_t>(max_tokens_ - tokens_, 0)));
   return forced_tokens(*grammar_, *tokenizer_, most);
@@ -296,6 +322,7 @@ void Generation::force(TokenId token) {
 std::string Generation::accept(TokenId token) {
   KVASIR_CHECK(pending_ && token == *pending_);
   pending_.reset();
+  if (thoughts_) thoughts_->read(tokenizer_->bytes_of(token, true), token == due());
   observe(token);
   limits_.accept(token);
   if (grammar_) KVASIR_CHECK(grammar_->accept(token).ok());
@@ -343,6 +370,7 @@ GenerateResult Generation::result() const {
   result.end_choice = end_choice_;
   result.stop_token = stop_token_;
   result.tokens = tokens_;
+  result.thought_tokens = thought_tokens();
   result.finish_reason = finish_reason_.value_or(FinishReason::kFailed);
   result.stopped_by = matcher_.found();
   return result;

@@ -21,6 +21,7 @@
 
 #include "generation/sampler.h"
 #include "generation/stop_matcher.h"
+#include "generation/thought_meter.h"
 #include "generation/token_limits.h"
 #include "generation/token_stream.h"
 #include "grammar/matcher.h"
@@ -60,6 +61,7 @@ struct GenerationState {
   std::optional<GeneratedToken> end_choice;  // of end_token or stop_token; none without logprobs
   std::optional<GrammarMatcher> grammar;     // where the text is in its grammar
   bool grammar_ended = false;                // the text is complete, and nothing can follow it
+  std::optional<ThoughtMeter> thoughts;
 };
 
 class Generation {
@@ -77,7 +79,8 @@ class Generation {
   // Takes the logits [vocabulary] of the newest token. Returns the token to run next, or nullopt once the generation
   // has finished. Checks in this order: an earlier finish, max_tokens (kLength), then the chosen token (kEnd for an end
   // token, kStop for a stop token; neither is run; kStop also where a grammar's text is complete and no end token may
-  // be drawn). Errors: kDataLoss if all logits are NaN, kInvalidArgument if the options exclude every token; the
+  // be drawn). Where a budget of thoughts is used up, the chosen token is the next of those that close them, and no
+  // draw is made. Errors: kDataLoss if all logits are NaN, kInvalidArgument if the options exclude every token; the
   // request cannot continue then. REQUIRES: the token of the last push was accepted.
   Result<std::optional<TokenId>> push(std::span<const float> logits);
 
@@ -116,7 +119,9 @@ class Generation {
   std::optional<TokenId> end_token() const { return end_token_; }  // chosen by the model; after kEnd only
   std::optional<TokenId> pending() const { return pending_; }      // the token to run, not accepted yet
   std::int64_t tokens() const { return tokens_; }                  // accepted
-  const std::string& text() const { return text_; }                // all that accept() and flush() returned
+  std::optional<ThoughtMeter::Span> closed_thoughts() const { return thoughts_ ? thoughts_->closed() : std::nullopt; }
+  std::int64_t thought_tokens() const { return thoughts_ ? thoughts_->tokens() : 0; }
+  const std::string& text() const { return text_; }  // all that accept() and flush() returned
   // With GenerateOptions::logprobs: one per accepted token, and one for the pending token.
   const std::vector<GeneratedToken>& choices() const { return choices_; }
   const std::optional<GeneratedToken>& end_choice() const { return end_choice_; }  // the token that ended the text
@@ -138,6 +143,7 @@ class Generation {
   void settle(FinishReason reason);
   void observe(TokenId token);
   Result<TokenId> draw(std::span<const float> logits);
+  TokenId due() const;
 
   const Tokenizer* tokenizer_;
   std::int64_t max_tokens_ = -1;
@@ -149,6 +155,7 @@ class Generation {
   TokenStream stream_;
   std::optional<GrammarMatcher> grammar_;
   bool grammar_ended_ = false;
+  std::optional<ThoughtMeter> thoughts_;
   std::string text_;
   std::int64_t tokens_ = 0;
   std::optional<TokenId> pending_;

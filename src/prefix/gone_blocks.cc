@@ -20,6 +20,7 @@ std::string_view prefix_miss_name(PrefixMiss miss) {
     case PrefixMiss::kPolicy: return "policy";
     case PrefixMiss::kNoRoom: return "no_room";
     case PrefixMiss::kCodec: return "codec";
+    case PrefixMiss::kThoughts: return "thoughts_dropped";
   }
   return "";
 }

@@ -11,14 +11,15 @@ namespace kvasir {
 
 // Why no longer beginning of a text was found.
 enum class PrefixMiss {
-  kNone,     // everything usable was found
-  kShort,    // the text is shorter than a block
-  kUnknown,  // no text with a longer common beginning was seen
-  kEvicted,  // one was, but has been evicted
-  kExpired,  // one was, but its time to live has passed
-  kPolicy,   // one is held, but this policy cannot continue it
-  kNoRoom,   // one is held, but there was no memory for the page tables of one more sequence
-  kCodec,    // one is held, but in another codec
+  kNone,      // everything usable was found
+  kShort,     // the text is shorter than a block
+  kUnknown,   // no text with a longer common beginning was seen
+  kEvicted,   // one was, but has been evicted
+  kExpired,   // one was, but its time to live has passed
+  kPolicy,    // one is held, but this policy cannot continue it
+  kNoRoom,    // one is held, but there was no memory for the page tables of one more sequence
+  kCodec,     // one is held, but in another codec
+  kThoughts,  // one is held that goes on with thoughts, which this text leaves out
 };
 std::string_view prefix_miss_name(PrefixMiss miss);
 

@@ -90,8 +90,8 @@ bool PrefixStore::holds_in_other_codec(const PrefixQuery& query, std::int64_t to
 
 PrefixQuery PrefixStore::query_of(const PrefixUse& use, const PrefixText& text, const std::string& lineage) const {
   const RetentionPolicy& policy = *text.policy;
-  const bool by_range = !policy.by_token();
-  // Under other policies generated tokens must be run again token by token.
+  // Under other policies generated tokens must be run again token by token, or read what was dropped from between them.
+  const bool by_range = !policy.by_token() && policy.as<DropsThoughts>() == nullptr;
   const std::int64_t known = by_range ? std::ssize(text.tokens) : text.prompt;
   PrefixQuery query;
   query.salt = use.salt;
@@ -140,8 +140,12 @@ PrefixStore::Start PrefixStore::start(const PrefixUse& use, const PrefixText& te
   const std::string lineage = lineage_of(text);
   const PrefixQuery query = query_of(use, text, lineage);
   const PrefixMatch match = cache_.find(query);
-  start.miss =
-      match.miss == PrefixMiss::kUnknown && holds_in_other_codec(query, match.tokens) ? PrefixMiss::kCodec : match.miss;
+  start.miss = match.miss;
+  // Others could not continue what was generated in any case.
+  if (start.miss == PrefixMiss::kUnknown && !chunk_matters(*text.policy) &&
+      thoughts_.passed(query.space(), text.tokens, match.tokens))
+    start.miss = PrefixMiss::kThoughts;
+  if (start.miss == PrefixMiss::kUnknown && holds_in_other_codec(query, match.tokens)) start.miss = PrefixMiss::kCodec;
   if (match.tokens == 0) return start;
   const PrefixMiss miss = start.miss;
   start.miss = PrefixMiss::kNoRoom;
@@ -193,6 +197,20 @@ std::unique_ptr<Sequence> PrefixStore::adopt(const PrefixText& text, const KvCod
   return sequence;
 }
 
+bool PrefixStore::wants_lasting(const PrefixUse& use, const PrefixText& text) const {
+  const RetentionPolicy& policy = *text.policy;
+  if (use.bypass || text.lasting <= 0 || text.lasting > text.prompt) return false;
+  if (chunk_matters(policy) || policy.as<LeavesUnread>() != nullptr || policy.traits().demotion) return false;
+  const KvCacheShape& shape = kv_->shape();
+  const bool exact = shape.window == 0 && shape.windows.empty() && shape.states.empty() && codec_of(use).recent == 0;
+  return !exact || policy.exact_prefix(text.lasting) < text.lasting;
+}
+
+void PrefixStore::note_thoughts(const PrefixUse& use, const PrefixText& text) {
+  if (use.bypass || text.lasting <= 0 || text.lasting > text.prompt) return;
+  thoughts_.remember(space_of(use), text.tokens.first(static_cast<std::size_t>(text.lasting)));
+}
+
 bool PrefixStore::leave(const PrefixUse& use, const PrefixText& text, const Sequence& sequence) {
   if (use.bypass) return false;
   const RetentionPolicy& policy = *text.policy;
@@ -208,12 +226,13 @@ bool PrefixStore::leave(const PrefixUse& use, const PrefixText& text, const Sequ
   const std::int64_t grid = prompt_chunk(policy, text.chunk);
   bool wanted = false;
   for (std::int64_t part = most; part >= grid && !wanted; part /= 2) wanted = seen == part / grid * grid;
-  if (!wanted) return false;
+  const bool lasting = seen == text.lasting && wants_lasting(use, text);
+  if (!wanted && !lasting) return false;
   auto copy = sequence.fork();
   if (!copy.ok()) return false;
   cache_.add_snapshot(space_of(use), lineage_of(text), tokens, std::make_unique<SequenceSnapshot>(std::move(*copy)),
                       keep_of(use));
-  return true;
+  return wanted;
 }
 
 StoredSnapshots PrefixStore::stored_snapshots(const PrefixUse& use, const PrefixText& text, std::int64_t held) {
@@ -261,7 +280,7 @@ void PrefixStore::leave_last(const PrefixUse& use, const PrefixText& text, std::
   const auto tokens = text.tokens.first(static_cast<std::size_t>(sequence->tables().next_index()));
   if (is_exact(*sequence)) {
     if (policy.exact_prefix(text.prompt) > 0) cache_.add_pages(space_of(use), tokens, sequence->tables(), keep_of(use));
-  } else if (!chunk_matters(policy) && policy.as<LeavesUnread>() == nullptr) {
+  } else if (!chunk_matters(policy) && policy.as<LeavesUnread>() == nullptr && policy.as<DropsThoughts>() == nullptr) {
     const std::string lineage = lineage_of(text);
     cache_.add_snapshot(space_of(use), lineage, tokens, std::make_unique<SequenceSnapshot>(std::move(sequence)),
                         keep_of(use));

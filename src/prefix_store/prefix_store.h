@@ -18,6 +18,7 @@
 
 #include "prefix/prefix_cache.h"
 #include "prefix_store/prefix_tiers.h"
+#include "prefix_store/thought_places.h"
 #include "sequence/sequence.h"
 
 namespace kvasir {
@@ -37,7 +38,8 @@ struct PrefixText {
   std::span<const TokenId> tokens;  // the prompt, then generated tokens
   std::int64_t prompt = 0;          // tokens of the prompt
   const RetentionPolicy* policy = nullptr;
-  int chunk = 0;  // of prompts; 0: the policy's own
+  int chunk = 0;             // of prompts; 0: the policy's own
+  std::int64_t lasting = 0;  // see RequestOptions::lasting_tokens
 };
 
 class PrefixStore {
@@ -63,8 +65,14 @@ class PrefixStore {
   // prefixes to make room for its tables.
   Start start(const PrefixUse& use, const PrefixText& text);
 
+  // Returns whether a snapshot of the text's first `lasting` tokens serves the conversation's next prompt: exact pages
+  // do not, and this policy's snapshots may be at any place. leave() then adds it.
+  bool wants_lasting(const PrefixUse& use, const PrefixText& text) const;
+  // Remembers that an answer with thoughts followed the text's first `lasting` tokens.
+  void note_thoughts(const PrefixUse& use, const PrefixText& text);
+
   // Adds what others may continue to the cache; at most chunk boundaries there is nothing to add. Returns whether it
-  // added a snapshot. REQUIRES: the sequence is at a chunk boundary.
+  // added a snapshot that others may find outside memory, too. REQUIRES: the sequence is at a chunk boundary.
   bool leave(const PrefixUse& use, const PrefixText& text, const Sequence& sequence);
   // As leave, for a sequence that is not needed any more.
   void leave_last(const PrefixUse& use, const PrefixText& text, std::unique_ptr<Sequence> sequence);
@@ -103,6 +111,7 @@ class PrefixStore {
   std::shared_ptr<LoadedModel> model_;
   std::shared_ptr<KvCache> kv_;
   PrefixCache cache_;
+  ThoughtPlaces thoughts_;
   std::vector<std::pair<KvCodec, std::string>> codecs_;  // allowed codecs, with PrefixSpace::codec of each
 };
 

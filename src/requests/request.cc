@@ -53,7 +53,7 @@ std::unique_ptr<Request> Request::fork(int sample, std::unique_ptr<Sequence> seq
 }
 
 PrefixText Request::prefix_text() const {
-  return {task_->tokens(), task_->prompt_tokens(), group_->policy.get(), text_.chunk};
+  return {task_->tokens(), task_->prompt_tokens(), group_->policy.get(), text_.chunk, group_->prefix.lasting};
 }
 
 void Request::begin_fetch(std::shared_ptr<PrefixFetch> fetch) {

@@ -21,6 +21,7 @@ std::unique_ptr<RequestGroup> make_group(RequestId id, const RequestOptions& opt
   if (generate.grammar == nullptr) generate.grammar = std::move(text.grammar);
   const bool pools = options.pooling != Pooling::kNone;
   if (pools) generate.max_tokens = generate.min_tokens = 0;
+  if (generate.thoughts == nullptr) generate.thoughts = std::move(text.thoughts);
   auto group = std::make_unique<RequestGroup>();
   group->id = id;
   group->samples = options.samples;
@@ -43,6 +44,7 @@ std::unique_ptr<RequestGroup> make_group(RequestId id, const RequestOptions& opt
   // A session's text begins before the request's; a cached prefix has no log-probabilities and no hidden states.
   const bool bypass = options.bypass || options.session != nullptr || generate.prompt_logprobs >= 0 || pools;
   group->prefix.use = {bypass, options.salt, options.pin, options.ttl, options.tenant, group->shape.codec()};
+  group->prefix.lasting = text.lasting;
   std::vector<TokenId> newest = begin.newest;
   newest.insert(newest.end(), text.tokens.begin(), text.tokens.end());
   auto request = std::make_unique<Request>(group.get(), 0, std::move(begin));

@@ -37,8 +37,9 @@ struct ContinuedSession {
 // What a group's prompt took from the prefix cache.
 struct GroupPrefix {
   PrefixUse use;
-  bool counted = false;     // the figures below are set
-  std::int64_t cached = 0;  // prompt tokens from the cache
+  std::int64_t lasting = 0;  // RequestOptions::lasting_tokens
+  bool counted = false;      // the figures below are set
+  std::int64_t cached = 0;   // prompt tokens from the cache
   std::string_view cached_from;
   PrefixMiss miss = PrefixMiss::kUnknown;
   std::map<RequestId, std::int64_t> common_with;  // length of the common prefix with another group's prompt, tokens

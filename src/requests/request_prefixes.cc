@@ -118,6 +118,8 @@ void RequestPrefixes::start(Request& request) {
     request.start(
         std::make_unique<Sequence>(runner_->model(), runner_->cache(), group.policy->clone(), group.shape.codec()));
   }
+  if (store_ != nullptr && store_->wants_lasting(group.prefix.use, request.prefix_text()))
+    request.task().pause_at(group.prefix.lasting);
 }
 
 void RequestPrefixes::count_start(Request& request) {
@@ -149,6 +151,8 @@ void RequestPrefixes::publish(Request& request) {
 void RequestPrefixes::publish_last(const Request& request, std::unique_ptr<Sequence> sequence) {
   if (store_ == nullptr || sequence == nullptr) return;
   const std::int64_t seen = sequence->tables().next_index();
+  if (request.task().generation().thought_tokens() > 0)
+    store_->note_thoughts(request.group().prefix.use, request.prefix_text());
   store_->leave_last(request.group().prefix.use, request.prefix_text(), std::move(sequence));
   tiers_.write_pages(request, seen, 0);
 }

@@ -9,11 +9,20 @@
 #include "chat/system_prefix.h"
 #include "dialogue/call_grammar.h"
 #include "dialogue/conversation.h"
+#include "dialogue/thought_marks.h"
 #include "scheduler/task.h"
 #include "text/utf8.h"
 
 namespace kvasir {
 namespace {
+
+// Returns how many of the tokens stand before the last `bytes` bytes of their text.
+std::int64_t tokens_before(const Tokenizer& tokenizer, std::span<const TokenId> tokens, std::size_t bytes) {
+  std::size_t left = tokens.size();
+  for (std::size_t size = 0; left > 0 && size < bytes; --left)
+    size += tokenizer.bytes_of(tokens[left - 1], true).size();
+  return static_cast<std::int64_t>(left);
+}
 
 Result<RequestText> encode_messages(const LoadedModel& model, const RequestOptions& options) {
   const Tokenizer& tokenizer = *model.tokenizer;
@@ -23,7 +32,14 @@ Result<RequestText> encode_messages(const LoadedModel& model, const RequestOptio
   RequestText text;
   KVASIR_ASSIGN_OR_RETURN(text.tokens, encode_chat(tokenizer, conversation.prompt));
   text.stops = chat.stop();
-  if (conversation.rules != nullptr) text.answer = make_answer_form(conversation.rules);
+  if (conversation.rules != nullptr) {
+    text.answer = make_answer_form(conversation.rules);
+    KVASIR_ASSIGN_OR_RETURN(text.thoughts, make_thought_marks(*conversation.rules, tokenizer));
+    if (conversation.passing_bytes) text.lasting = tokens_before(tokenizer, text.tokens, *conversation.passing_bytes);
+  }
+  if (options.generate.thought_budget >= 0 && text.thoughts == nullptr)
+    return unsupported("the model's chat template writes no thoughts, so a budget of them has no effect; leave it out")
+        .about({"thought_budget"});
   Result<std::shared_ptr<const Grammar>> grammar = compile_answer(*model.grammars, options, conversation.rules.get());
   if (!grammar.ok()) return about_unless_said(grammar.status(), "grammar");
   text.grammar = std::move(*grammar);
@@ -56,7 +72,9 @@ Result<RequestText> encode(const LoadedModel& model, const RequestOptions& optio
   if (!options.messages.empty()) return encode_messages(model, options);
   if (!options.prompt.empty()) return encode_text(model, options);
   KVASIR_RETURN_IF_ERROR(check_tokens(model, options.tokens));
-  return RequestText{options.tokens, options.template_stops};
+  RequestText text{options.tokens, options.template_stops};
+  text.lasting = std::clamp<std::int64_t>(options.lasting_tokens, 0, std::ssize(options.tokens));
+  return text;
 }
 
 // REQUIRES: `options` has one prompt. Only its text is read.
@@ -79,8 +97,9 @@ class LoadedText final : public ModelText {
         return unsupported("the text of a session's request depends on the session; submit it as it is")
             .about({"session"});
       KVASIR_ASSIGN_OR_RETURN(RequestText text, encode_one(*model_, options));
-      return PromptTokens{std::move(text.tokens), std::move(text.stops), std::move(text.answer),
-                          std::move(text.grammar), text.system_tokens};
+      return PromptTokens{std::move(text.tokens),  std::move(text.stops),    std::move(text.answer),
+                          std::move(text.grammar), std::move(text.thoughts), text.lasting,
+                          text.system_tokens};
     });
   }
   Result<std::shared_ptr<const Grammar>> compile(const GrammarSource& source) const override {

@@ -278,6 +278,13 @@ class DependsOnModel : public Capability {
   virtual std::string remark(int kv_heads) const = 0;
 };
 
+// The policy drops the thoughts of an answer once they have closed.
+class DropsThoughts : public Capability {
+ public:
+  // Drops retained tokens: adds them to the plan, which the caller applies. Called between two chunks, once at most.
+  virtual void drop_thoughts(IndexRange thoughts, KeepPlan& plan) = 0;
+};
+
 class RetentionPolicy;
 
 // The two places in a composition (retention/composed.h).
@@ -312,7 +319,7 @@ class Capabilities {
  private:
   std::tuple<const ObservesMasses*, const ReadsKv*, const SumsQueries*, const WeighsSlots*, const HidesRanges*,
              const LeavesUnread*, const RanksSegments*, const FollowsHeads*, const KnowsPromptEnd*,
-             const DependsOnModel*, const JoinsAnother*>
+             const DependsOnModel*, const JoinsAnother*, const DropsThoughts*>
       pointers_;
 };
 

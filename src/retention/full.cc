@@ -1,12 +1,20 @@
+#include "base/status.h"
 #include "retention/registry.h"
 #include "retention/start_recent.h"
 
 namespace kvasir {
 namespace {
 
-Result<std::unique_ptr<RetentionPolicy>> make_full(const PolicyOptions&) {
-  const StartRecentOptions never{.every = 0, .positions_as_part = PositionMode::kAuto};
-  return {std::make_unique<StartRecentPolicy>("full", never)};
+constexpr PolicyOption kFullOptions[] = {
+    {"thoughts", "keep", "keep or drop", "drop: the thoughts of an answer leave the cache when they close"},
+};
+
+Result<std::unique_ptr<RetentionPolicy>> make_full(const PolicyOptions& given) {
+  StartRecentOptions never{.every = 0, .positions_as_part = PositionMode::kAuto};
+  constexpr std::string_view kThoughts[] = {"keep", "drop"};
+  KVASIR_ASSIGN_OR_RETURN(const std::string thoughts, given.get_choice("thoughts", kThoughts));
+  never.drops_thoughts = thoughts == "drop";
+  return {std::make_unique<StartRecentPolicy>(given.canonical({}), never)};
 }
 
 }  // namespace
@@ -16,7 +24,7 @@ const PolicyInfo kFullPolicy{
     .summary = "keeps everything; ends with a visible reason when the context or the memory is full",
     .formula = "keep = all tokens",
     .reference = "ordinary attention",
-    .options = {},
+    .options = kFullOptions,
     .acts = "never: it drops nothing",
     .make = make_full,
 };

@@ -20,9 +20,10 @@
 //   ReadsKv::read_kv(chunk, table, kv)     once per table, when all rows of the chunk have run
 //   end_chunk(chunk, table, plan)          once per table, when all rows of the chunk have run
 //   finish_chunk(chunk, table, plan)       once per table, when end_chunk was called for all tables
+//   DropsThoughts::drop_thoughts(...)      between chunks, once at most
 //
-// Only begin, observe, read_queries, read_kv, end_chunk, finish_chunk, forget, move_prompt_end and restore change the
-// state. A chunk that is given up before its first observe leaves no trace.
+// Only begin, observe, read_queries, read_kv, end_chunk, finish_chunk, forget, drop_thoughts, move_prompt_end and
+// restore change the state. A chunk that is given up before its first observe leaves no trace.
 //
 // Two kinds of eviction. A policy evicts whole ranges of old tokens (full, window, streaming), or single tokens
 // (PolicyTraits::compacts). The first kind has the capability HidesRanges: each row of a chunk sees what it would see

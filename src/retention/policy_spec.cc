@@ -304,4 +304,20 @@ std::string with_demotion(std::string_view spec, std::string_view demotion) {
   return demotion == "off" ? std::string(policy) : fmt::format("{}{}{}", policy, kMark, demotion);
 }
 
+Result<std::string> with_thoughts(std::string_view spec, std::string_view thoughts) {
+  if (thoughts.empty()) return std::string(spec);
+  if (thoughts == "demote")
+    return unsupported("thoughts can be kept or dropped, not demoted; give \"keep\" or \"drop\"").about({"thoughts"});
+  if (thoughts != "keep" && thoughts != "drop")
+    return invalid_argument("thoughts is '{}'; give \"keep\" or \"drop\"", thoughts.substr(0, 40)).about({"thoughts"});
+  KVASIR_ASSIGN_OR_RETURN(PolicySpec parsed, PolicySpec::parse(spec.empty() ? "full" : spec));
+  if (parsed.parts.size() == 1 && parsed.parts.front().accepts("thoughts")) {
+    parsed.parts.front().set("thoughts", std::string(thoughts));
+    return parsed.text();
+  }
+  if (thoughts == "keep") return std::string(spec);
+  return unsupported("only the policy full drops thoughts, and this is '{}'; name full, or leave it out", spec)
+      .about({"thoughts"});
+}
+
 }  // namespace kvasir

@@ -98,6 +98,10 @@ struct PolicySpec {
   bool operator==(const PolicySpec&) const = default;
 };
 
+// Returns the text of a spec with its option `thoughts` replaced: "keep" or "drop"; empty keeps it. An empty spec
+// stands for full. Errors: kInvalidArgument and kUnsupported, about("thoughts").
+Result<std::string> with_thoughts(std::string_view spec, std::string_view thoughts);
+
 // Returns the text of a spec with its demotion replaced: "off" removes it, an empty one keeps it. For callers that pass
 // texts on.
 std::string with_demotion(std::string_view spec, std::string_view demotion);

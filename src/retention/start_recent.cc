@@ -37,6 +37,7 @@ PolicyTraits traits_of(std::string spec, const StartRecentOptions& options) {
   traits.spec = std::move(spec);
   traits.realign = options.realign;
   if (options.every > 0) traits.sinks = options.sinks;
+  if (options.drops_thoughts) traits.sinks = 1;  // at least; tokens before thoughts and behind them are two frames
   if (options.every > 0 && options.realign == Realign::kRotate) {
     const std::int64_t drop = options.max_drop > 0 ? std::min(options.every, options.max_drop) : options.every;
     traits.rotations = options.window / drop;
@@ -128,9 +129,19 @@ void StartRecentPolicy::end_chunk(const PolicyChunk& chunk, int table, KeepPlan&
   plan.realign = options_.realign;
 }
 
+void StartRecentPolicy::drop_thoughts(IndexRange thoughts, KeepPlan& plan) {
+  KVASIR_CHECK(options_.drops_thoughts && state_.dropped == 0);
+  KVASIR_CHECK(!thoughts.empty() && thoughts.begin > 0 && thoughts.end <= state_.length);
+  options_.sinks = thoughts.begin;
+  state_.length -= thoughts.size();
+  state_.dropped = thoughts.size();
+  plan.add_drop(thoughts);
+}
+
 void StartRecentPolicy::save_state(ByteWriter& out) const {
   out.put(state_.length);
   out.put(state_.dropped);
+  if (options_.drops_thoughts) out.put(options_.sinks);
 }
 
 bool StartRecentPolicy::restore_state(ByteReader& in) {
@@ -139,6 +150,12 @@ bool StartRecentPolicy::restore_state(ByteReader& in) {
   if (!in.get(state.length) || !in.get(state.dropped)) return false;
   if (state.length < 0 || state.length > kMost || state.dropped < 0 || state.dropped > kMost) return false;
   // A step never leaves more than one token below the trigger, nor less than the target once it has dropped.
+  if (options_.drops_thoughts) {
+    std::int64_t& before = options_.sinks;
+    if (!in.get(before) || (state.dropped == 0 ? before != 0 : before < 1 || before > state.length)) return false;
+    state_ = state;
+    return true;
+  }
   const std::optional<std::int64_t> bound = options_.bound();
   if (bound && state.length >= *bound) return false;
   if (state.dropped > 0 && (!bound || state.length < options_.sinks + options_.window)) return false;
@@ -147,6 +164,8 @@ bool StartRecentPolicy::restore_state(ByteReader& in) {
 }
 
 Result<std::unique_ptr<RetentionPolicy>> StartRecentPolicy::as_part(PolicyPart part) const {
+  if (options_.drops_thoughts)
+    return invalid_argument("policy '{}': thoughts=drop does not go with a composition; leave it out", traits().spec);
   if (options_.realign == Realign::kRotate)
     return invalid_argument("policy '{}': realign=rotate does not go with a composition; leave it out", traits().spec);
   const ScoredPolicy::Traits scored{.spec = traits().spec,

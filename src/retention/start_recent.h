@@ -20,6 +20,7 @@ struct StartRecentOptions {
   std::int64_t max_drop = 0;  // 0: no limit
   Realign realign = Realign::kFrames;
   PositionMode positions_as_part = PositionMode::kCompact;  // in a composition
+  bool drops_thoughts = false;                              // REQUIRES: every == 0
 
   // Makes at least the first `tokens` sinks, at the expense of the window. REQUIRES: tokens < sinks + window.
   void protect(std::int64_t tokens);
@@ -31,7 +32,7 @@ struct StartRecentOptions {
   std::int64_t undropped(std::int64_t n) const;
 };
 
-class StartRecentPolicy final : public RetentionPolicy, public HidesRanges, public JoinsAnother {
+class StartRecentPolicy final : public RetentionPolicy, public HidesRanges, public JoinsAnother, public DropsThoughts {
  public:
   StartRecentPolicy(std::string spec, const StartRecentOptions& options);
 
@@ -49,6 +50,7 @@ class StartRecentPolicy final : public RetentionPolicy, public HidesRanges, publ
 
   Result<std::unique_ptr<RetentionPolicy>> as_part(PolicyPart part) const override;
   void forget(int, std::span<const IndexRange>) override {}  // never a part itself
+  void drop_thoughts(IndexRange thoughts, KeepPlan& plan) override;
 
  private:
   struct State {
@@ -60,12 +62,15 @@ class StartRecentPolicy final : public RetentionPolicy, public HidesRanges, publ
   // Returns the tokens dropped between two states.
   IndexRange dropped_between(const State& before, const State& after) const;
   Capabilities capabilities() const override {
-    return Capabilities().with<JoinsAnother>(this).with<HidesRanges>(options_.every > 0 ? this : nullptr);
+    return Capabilities()
+        .with<JoinsAnother>(this)
+        .with<HidesRanges>(options_.every > 0 ? this : nullptr)
+        .with<DropsThoughts>(options_.drops_thoughts ? this : nullptr);
   }
   void save_state(ByteWriter& out) const override;
   bool restore_state(ByteReader& in) override;
 
-  StartRecentOptions options_;
+  StartRecentOptions options_;  // sinks: once thoughts were dropped, the tokens before them
   State state_;
 };
 

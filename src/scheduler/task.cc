@@ -87,11 +87,13 @@ Sequence::Input Task::input(int most_rows) const {
     input.rest = {&next_, 1};
     return input;
   }
-  const std::size_t end = run_ < prompt_ ? prompt_ : tokens_.size();
+  const bool pauses = run_ < pause_ && pause_ < prompt_ && !reports_prompt();
+  std::size_t end = pauses ? pause_ : run_ < prompt_ ? prompt_ : tokens_.size();
+  if (dropped_ && !dropped_->done && run_ >= prompt_) end = std::min(end, dropped_->at);
   input.rest = std::span(tokens_).subspan(run_, end - run_);
   // In replay the next token is already known.
   const bool replays = generation_ && (generation_->pending() || tokens_.size() > prompt_);
-  if (replays && forced_ == 0) input.logits = Logits::kNone;
+  if (pauses || (replays && forced_ == 0)) input.logits = Logits::kNone;
   if (run_ < prompt_ && reports_prompt()) {
     input.logits = Logits::kAll;
     input.most_rows = std::min(most_rows, kLogitRows);
@@ -126,6 +128,20 @@ void Task::take(const StepResult& result) {
     generation_->force(token);
     fresh_ += generation_->accept(token);
   }
+  drop_thoughts();
+}
+
+// Drops the thoughts of the answer when they have closed, and in replay after the same token.
+void Task::drop_thoughts() {
+  if (!replayable_ || !generation_ || text_->sequence == nullptr || !text_->sequence->status().ok()) return;
+  if (text_->sequence->policy().as<DropsThoughts>() == nullptr || text_->sequence->in_chunk()) return;
+  if (const auto closed = generation_->closed_thoughts(); closed && !dropped_) {
+    const auto prompt = static_cast<TokenIndex>(prompt_);
+    dropped_ = {run_, {prompt + closed->begin, prompt + closed->end}, false};
+  }
+  if (!dropped_ || dropped_->done || run_ != dropped_->at) return;
+  text_->sequence->drop_thoughts(dropped_->thoughts);
+  dropped_->done = true;
 }
 
 void Task::add_forced() {
@@ -192,6 +208,7 @@ void Task::release() {
   KVASIR_CHECK(replayable_);
   text_->sequence.reset();
   run_ = 0;
+  if (dropped_) dropped_->done = false;
 }
 
 void Task::skip(std::int64_t count) {
@@ -205,7 +222,10 @@ Task Task::fork(TextState* text, std::uint64_t seed) const {
   Task copy = *this;
   copy.text_ = text;
   copy.generation_->reseed(seed);
-  if (text->sequence == nullptr) copy.run_ = 0;
+  if (text->sequence == nullptr) {
+    copy.run_ = 0;
+    if (copy.dropped_) copy.dropped_->done = false;
+  }
   return copy;
 }
 

@@ -93,6 +93,10 @@ class Task {
   // as after release(). REQUIRES: as release, if it has none.
   Task fork(TextState* text, std::uint64_t seed) const;
 
+  // Makes a pass of the prompt end with this many of its tokens, as if the prompt ended there, but without logits. Its
+  // policy must not care where chunks end. REQUIRES: at most as many as the prompt has.
+  void pause_at(std::int64_t tokens) { pause_ = static_cast<std::size_t>(tokens); }
+
   // Marks the first `count` tokens as already run by the sequence. REQUIRES: nothing has run, and more tokens than
   // these are to be run.
   void skip(std::int64_t count);
@@ -112,6 +116,7 @@ class Task {
 
  private:
   void note_newest(std::span<const TokenId> tokens);
+  void drop_thoughts();
   bool reports_prompt() const { return prompt_logprobs_ >= 0 && prompt_choices_.size() + 1 < prompt_; }
   void note_prompt(const StepResult& result);
   void pool(const StepResult& result);
@@ -121,9 +126,17 @@ class Task {
   std::vector<TokenId> tokens_;  // the prompt, then, if replayable_, generated tokens: all that recomputing takes
   std::size_t forced_ = 0;       // number of the last tokens_ that the grammar forces and that have not run
   std::size_t prompt_ = 0;       // number of prompt tokens in tokens_
+  std::size_t pause_ = 0;        // see pause_at()
   std::size_t run_ = 0;          // number of tokens_ that the sequence holds
   std::size_t noted_ = 0;        // number of tokens_ that have entered text_->newest
   std::optional<Generation> generation_;
+  // Thoughts that leave the sequence when `at` tokens_ have run; again after release().
+  struct Dropped {
+    std::size_t at = 0;
+    IndexRange thoughts;
+    bool done = false;
+  };
+  std::optional<Dropped> dropped_;
   TokenId next_ = kNoToken;  // drawn but not run yet
   std::string fresh_;        // text that take_text will return
   int prompt_logprobs_ = -1;

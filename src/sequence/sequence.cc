@@ -268,6 +268,14 @@ void Sequence::prune() {
   followers->give_back(&tables_);
 }
 
+void Sequence::drop_thoughts(IndexRange thoughts) {
+  KVASIR_CHECK(!in_chunk() && tables_.governed_tables() == 1);
+  plan_.clear();
+  policy_->as<DropsThoughts>()->drop_thoughts(thoughts, plan_);
+  counters_.first_dropped = thoughts.begin;
+  KVASIR_CHECK(tables_.table(0).apply(plan_).ok());  // one hole always fits a table of ranges
+}
+
 Result<std::unique_ptr<Sequence>> Sequence::fork() const {
   KVASIR_RETURN_IF_ERROR(status_);
   KVASIR_CHECK(!in_chunk());

@@ -100,6 +100,10 @@ class Sequence {
   // Records that a pass begun by make_room has failed. REQUIRES: !why.ok().
   void fail(Status why) { status_ = std::move(why); }
 
+  // Drops the thoughts of an answer from all tables that the policy governs. REQUIRES: !in_chunk(); the policy has
+  // DropsThoughts, and has dropped nothing.
+  void drop_thoughts(IndexRange thoughts);
+
   bool in_chunk() const { return done_ > 0; }  // some rows of a chunk have run, others have not
 
   // Makes a sequence in the same state that shares all pages and has copies of its layers' states. It has no taps.

@@ -19,10 +19,12 @@ namespace kvasir {
 // A request's text as token ids.
 struct RequestText {
   std::vector<TokenId> tokens;
-  std::vector<std::string> stops;                 // of the chat template, for messages
-  std::int64_t system_tokens = 0;                 // PromptTokens::system_tokens
-  std::shared_ptr<const AnswerForm> answer = {};  // PromptTokens::answer
-  std::shared_ptr<const Grammar> grammar = {};    // PromptTokens::grammar
+  std::vector<std::string> stops;                     // of the chat template, for messages
+  std::int64_t system_tokens = 0;                     // PromptTokens::system_tokens
+  std::int64_t lasting = 0;                           // PromptTokens::lasting_tokens
+  std::shared_ptr<const AnswerForm> answer = {};      // PromptTokens::answer
+  std::shared_ptr<const Grammar> grammar = {};        // PromptTokens::grammar
+  std::shared_ptr<const ThoughtMarks> thoughts = {};  // PromptTokens::thoughts
 };
 
 // The interface to a session for a request that continues it (RequestOptions::session). The request runs on a copy, so

@@ -149,7 +149,7 @@ TEST_F(Errors, RunOptions) {
           {{"--kv", "streaming:realign=sideways"},
            2,
            "policy 'streaming': realign=sideways must be one of: frames, rotate"},
-          {{"--kv", "full:size=3"}, 2, "policy 'full' has no option 'size'; its options are: none"},
+          {{"--kv", "full:size=3"}, 2, "policy 'full' has no option 'size'; its options are: thoughts"},
           {{"--kv-type", "q5"},
            2,
            "unknown KV type 'q5'; the types are: f32, f16, bf16, q8, q4, q4o, q3, q2 [--kv-type]"},

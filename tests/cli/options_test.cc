@@ -99,7 +99,7 @@ TEST_F(Options, AWrongVariableIsNamed) {
   }
   {
     const Variable policy("KVASIR_KV", "full:size=3");
-    expect_refused({"run", "-p", "x"}, 2, "policy 'full' has no option 'size'; its options are: none [KVASIR_KV]");
+    expect_refused({"run", "-p", "x"}, 2, "policy 'full' has no option 'size'; its options are: thoughts [KVASIR_KV]");
   }
   {
     const Variable memory("KVASIR_KV_MEMORY", "lots");

@@ -1,14 +1,19 @@
 // How templates write answers, and answers read in pieces.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <fstream>
 #include <iterator>
+#include <random>
 
 #include "dialogue/conversation.h"
 #include "dialogue/literal.h"
 #include "dialogue/round_trip.h"
+#include "dialogue/thought_marks.h"
+#include "generation/thought_meter.h"
 #include "support/shared_data.h"
+#include "text/vocabularies.h"
 
 namespace kvasir {
 namespace {
@@ -197,6 +202,64 @@ TEST(Dialogue, ThoughtsAreApart) {
   const Answer begun = read(*make_answer_form(std::make_shared<const AnswerRules>(rules)), "Well.\n</think>\nHello");
   EXPECT_EQ(begun.reasoning, "Well.");
   EXPECT_EQ(begun.content, "Hello");
+}
+
+// Where every byte is a token, as many tokens count as the parser's thoughts have bytes.
+TEST(Dialogue, TokensOfThoughtsAreThoseOfTheParser) {
+  const auto tokenizer = test::tokenizer_of(test::byte_vocabulary());
+  const std::string_view parts[] = {"<think>", "</think>", "<th", "</", " ", "\n", "a", "I think."};
+  std::mt19937 random(3);
+  std::size_t thought = 0;
+  for (int round = 0; round < 3000; ++round) {
+    const bool channels = round % 3 == 2;
+    static const test::Dialogue kHermes(source_of("hermes")), kChannels(source_of("gpt-oss"));
+    const auto rules = std::make_shared<const AnswerRules>(
+        AnswerRules{channels ? kChannels.format : kHermes.format, {}, round % 3 == 1});
+    const auto marks = make_thought_marks(*rules, *tokenizer);
+    ASSERT_TRUE(marks.ok() && *marks != nullptr);
+    std::string text = round % 3 == 0 ? "<think>" : "";
+    for (unsigned left = 1 + random() % 8; left > 0; --left) {
+      if (channels) text += random() % 2 == 0 ? "<|channel|>analysis<|message|>" : "<|channel|>final<|message|>";
+      text += parts[channels ? 4 + random() % 4 : 1 + random() % 7];
+      if (channels) text += "<|end|><|start|>assistant";
+    }
+    ThoughtMeter meter(*marks, -1);
+    for (const char c : text) meter.read({&c, 1}, false);
+    const Answer answer = answer_of(pieces_of(*make_answer_form(rules), text, 1));
+    // In channels the parser keeps white space.
+    const auto spaces =
+        channels ? std::ranges::count_if(answer.reasoning, [](char c) { return c == ' ' || c == '\n'; }) : 0;
+    const auto phrases = channels ? std::ranges::count(answer.reasoning, 'I') : 0;  // each with a space inside
+    EXPECT_EQ(meter.tokens(), std::ssize(answer.reasoning) - spaces + phrases) << text;
+    thought += answer.reasoning.size();
+  }
+  EXPECT_GT(thought, 3000u);
+}
+
+// What ends thoughts is what the template writes between them and the content.
+TEST(Dialogue, ThoughtsCloseAsTheTemplateClosesThem) {
+  const std::pair<const char*, const char*> closings[] = {
+      {"hermes", "\n</think>\n\n"}, {"gpt-oss", "<|end|><|start|>assistant<|channel|>final<|message|>"}};
+  const auto tokenizer = test::tokenizer_of(test::byte_vocabulary());
+  for (const auto& [name, closing] : closings) {
+    const test::Dialogue dialogue(source_of(name));
+    const auto marks = make_thought_marks({dialogue.format, {}, false}, *tokenizer);
+    ASSERT_TRUE(marks.ok() && *marks != nullptr) << name;
+    EXPECT_EQ(tokenizer->decode((*marks)->closing, true), closing) << name;
+  }
+  for (const Family& family : kFamilies) {
+    const test::Dialogue dialogue(source_of(family.name));
+    if (dialogue.format.thoughts.open.empty()) continue;
+    Message answer = {"assistant", "So it is."};
+    answer.reasoning = "I think so.";
+    const auto text = dialogue.generated(kQuestion, answer);
+    ASSERT_TRUE(text) << family.name;
+    EXPECT_NE(text->find("I think so." + dialogue.format.thoughts.closing + "So it is."), std::string::npos)
+        << family.name << ": " << *text;
+  }
+  const test::Dialogue plain(source_of("llama-3"));
+  const auto none = make_thought_marks({plain.format, {}, false}, *tokenizer);
+  EXPECT_TRUE(none.ok() && *none == nullptr);
 }
 
 TEST(Dialogue, ChannelsAreApart) {

@@ -23,7 +23,7 @@ TEST(PolicySpec, UnknownKeysAreToldTheKnownOnes) {
   expect_refused("window:size=3,sinks=4", {"sinks", "size"});
   expect_refused("streaming:size=3",
                  {"size", "sinks", "window", "cap", "every", "slack", "overlap", "refresh", "max_drop", "realign"});
-  expect_refused("full:size=3", {"full", "size", "none"});
+  expect_refused("full:size=3", {"full", "size", "thoughts"});
 }
 
 TEST(PolicySpec, MalformedItemsAreToldTheForm) {

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "retention/naive.h"
+#include "retention/state_checks.h"
 
 namespace kvasir {
 namespace {
@@ -217,6 +218,35 @@ TEST(Full, HidesAndDropsNothing) {
     EXPECT_EQ(std::ssize(test::retained_by(*policy)), i + 1);
   }
   EXPECT_EQ(policy->clone()->traits().spec, "full");
+}
+
+TEST(Full, DropsThoughtsOnceAndRestoresThat) {
+  const auto policy = test::policy_of("full:thoughts=drop");
+  EXPECT_EQ(test::policy_of("full:thoughts=keep")->traits().spec, "full");
+  EXPECT_EQ(test::policy_of("full")->as<DropsThoughts>(), nullptr);
+  ASSERT_NE(policy->as<DropsThoughts>(), nullptr);
+  for (int i = 0; i < 30; ++i) EXPECT_TRUE(test::end_chunk(*policy, 1).drop.empty());
+  const std::vector<std::byte> before = test::saved_state(*policy);
+  KeepPlan plan;
+  policy->as<DropsThoughts>()->drop_thoughts({10, 25}, plan);
+  EXPECT_EQ(plan.drop, (std::vector<IndexRange>{{10, 25}}));
+  const auto kept = [](const RetentionPolicy& of) {
+    std::vector<IndexRange> ranges;
+    of.retained(0, 0, ranges);
+    return ranges;
+  };
+  EXPECT_EQ(kept(*policy), (std::vector<IndexRange>{{0, 10}, {25, 30}}));
+  EXPECT_EQ(policy->seen(), 30);
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(test::end_chunk(*policy, 1).drop.empty());
+  const std::vector<std::byte> after = test::saved_state(*policy);
+  for (const std::vector<std::byte>* saved : {&before, &after}) {
+    const auto again = test::policy_of("full:thoughts=drop");
+    ByteReader reader(*saved);
+    ASSERT_TRUE(again->restore(reader).ok());
+    EXPECT_EQ(kept(*again), saved == &after ? kept(*policy) : (std::vector<IndexRange>{{0, 30}}));
+  }
+  EXPECT_EQ(policy->as<JoinsAnother>()->as_part(PolicyPart::kAtPromptEnd).status().code(),
+            StatusCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -12,8 +12,9 @@ namespace {
 
 // A prompt and its continuation, run to their end in passes of up to 7 rows.
 struct Continued {
-  explicit Continued(const LoadedModel& model)
-      : task(&text, prompt, Generation(*model.tokenizer, options, {}, prompt)) {
+  // `thinks`: the prompt opens thoughts, which close after 25 tokens.
+  explicit Continued(const LoadedModel& model, bool thinks = false)
+      : options(options_for(model, thinks)), task(&text, prompt, Generation(*model.tokenizer, options, {}, prompt)) {
     text.chunk = 20;
   }
 
@@ -43,7 +44,17 @@ struct Continued {
   }
 
   const std::vector<TokenId> prompt = random_tokens(105, crowd_spec().vocab, 1);
-  const GenerateOptions options{.max_tokens = 82, .ignore_eos = true, .sampling = {.temperature = 1.2F, .seed = 7}};
+  static GenerateOptions options_for(const LoadedModel& model, bool thinks) {
+    GenerateOptions options{.max_tokens = 82, .ignore_eos = true, .sampling = {.temperature = 1.2F, .seed = 7}};
+    if (!thinks) return options;
+    ThoughtMarks marks{"<never>", {model.tokenizer->bytes_of(kClose, true)}, true};
+    marks.closing = {kClose};
+    options.thoughts = std::make_shared<const ThoughtMarks>(std::move(marks));
+    options.thought_budget = 25;
+    return options;
+  }
+  static constexpr TokenId kClose = 100;
+  const GenerateOptions options;
   TextState text;
   Task task;
   std::size_t released = 0;
@@ -80,6 +91,38 @@ TEST(Task, RecomputedAfterGivingUpItsPages) {
       const auto more = random_tokens(30, crowd_spec().vocab, 9);
       EXPECT_TRUE(same_bits(all_logits(again, more, 7), all_logits(runner, more, 7)));
     }
+}
+
+// Thoughts leave the sequence after the same token when it is recomputed, whenever it was given up.
+TEST(Task, RecomputedAfterItsThoughtsWereDropped) {
+  const TemporaryFile file(make_random_model(crowd_spec()));
+  for (const char* type : {"f16", "q4"}) {
+    SCOPED_TRACE(type);
+    const auto model = load(file.path(), {.threads = 1, .kv_type = type, .page_slots = 16});
+    ASSERT_FALSE(model->tokenizer->bytes_of(Continued::kClose, true).empty());
+    Continued stays(*model, true), drops(*model, true);
+    ASSERT_NO_FATAL_FAILURE(stays.run(model, "full", {}));
+    ASSERT_NO_FATAL_FAILURE(drops.run(model, "full:thoughts=drop", {}));
+    const std::int64_t thought = drops.task.generation().thought_tokens();
+    const auto closed = drops.task.generation().closed_thoughts();
+    ASSERT_TRUE(closed);
+    EXPECT_GT(thought, 5);
+    EXPECT_EQ(closed->end - closed->begin, thought);
+    EXPECT_EQ(drops.text.sequence->tables().longest(), stays.text.sequence->tables().longest() - thought);
+    EXPECT_EQ(drops.text.sequence->counters().first_dropped, 105 + closed->begin);
+    EXPECT_EQ(drops.task.generation().text().substr(0, 10), stays.task.generation().text().substr(0, 10));
+    EXPECT_NE(drops.task.generation().text(), stays.task.generation().text());
+    for (TokenIndex release = 100; release < 146; ++release) {  // full ends with the context, 150
+      SCOPED_TRACE(release);
+      Continued released(*model, true);
+      const TokenIndex releases[] = {release, release + 4};
+      ASSERT_NO_FATAL_FAILURE(released.run(model, "full:thoughts=drop", releases));
+      ASSERT_EQ(released.released, 2u);
+      EXPECT_EQ(released.shown, drops.shown);
+      EXPECT_TRUE(same_bits(released.text.logits, drops.text.logits));
+      EXPECT_EQ(kept_by(released.text.sequence->tables()), kept_by(drops.text.sequence->tables()));
+    }
+  }
 }
 
 std::string choice_text(const GeneratedToken& token) {

@@ -170,7 +170,6 @@ TEST(ApiBodies, ToolsAndThoughts) {
   EXPECT_EQ(field(chat(R"({"tool_choice":"required"})")), "tool_choice");
   EXPECT_EQ(with(R"("tool_choice":5)"), "tool_choice");
   EXPECT_EQ(with(R"("session":"s")"), "tools");
-  EXPECT_EQ(field(chat(R"({"reasoning_budget_tokens":5})")), "reasoning_budget_tokens");
   EXPECT_EQ(field(chat(R"({"reasoning_format":"none"})")), "reasoning_format");
   for (const char* calls : {"5", "[5]", "[{}]", R"([{"type":"x","function":{"name":"f"}}])",
                             R"([{"function":{"name":"f","arguments":5}}])", R"([{"function":{"name":""}}])"})
@@ -178,6 +177,41 @@ TEST(ApiBodies, ToolsAndThoughts) {
               "messages");
   EXPECT_EQ(field(chat(R"({"messages":[{"role":"user","content":"x","tool_calls":[{"function":{"name":"f"}}]}]})")),
             "messages");
+}
+
+TEST(ApiBodies, BudgetsOfThoughts) {
+  const std::pair<const char*, const char*> ways[] = {
+      {R"({"thinking_token_budget":5})", "thinking_token_budget"},
+      {R"({"reasoning_budget":5.0})", "reasoning_budget"},
+      {R"({"reasoning_budget_tokens":5})", "reasoning_budget_tokens"},
+      {R"({"thinking_budget_tokens":5})", "thinking_budget_tokens"},
+      {R"({"reasoning":{"max_tokens":5}})", "reasoning.max_tokens"},
+      {R"({"thinking":{"type":"enabled","budget_tokens":5}})", "thinking.budget_tokens"},
+      {R"({"chat_template_kwargs":{"thinking_budget":5}})", "chat_template_kwargs.thinking_budget"},
+      {R"({"thinking_token_budget":9,"reasoning":{"max_tokens":5}})", "reasoning.max_tokens"}};
+  for (const auto& [body, name] : ways) {
+    const auto request = chat(body);
+    ASSERT_TRUE(request.ok()) << body << request.status().message();
+    EXPECT_EQ(request->options.generate.thought_budget, 5) << body;
+    EXPECT_STREQ(request->budget_field, name);
+    EXPECT_TRUE(request->ignored.empty()) << body;
+  }
+  for (const char* none : {"{}", R"({"thinking_token_budget":-1})", R"({"thinking":{"type":"enabled"}})"})
+    EXPECT_EQ(chat(none)->options.generate.thought_budget, -1) << none;
+  for (const char* off : {R"({"thinking_token_budget":0})", R"({"reasoning":{"max_tokens":0}})",
+                          R"({"reasoning":{"effort":"none"}})", R"({"thinking":{"type":"disabled"}})"})
+    EXPECT_EQ(chat(off)->options.thinking, Thinking::kOff) << off;
+  EXPECT_EQ(chat(R"({"reasoning":{"max_tokens":5,"exclude":true}})")->ignored,
+            std::vector<std::string>{"reasoning.exclude"});
+  EXPECT_EQ(chat(R"({"thinking":{"type":"adaptive","budget_tokens":5}})")->ignored,
+            std::vector<std::string>{"thinking.budget_tokens"});
+  EXPECT_EQ(field(chat(R"({"thinking_token_budget":-2})")), "thinking_token_budget");
+  EXPECT_EQ(field(chat(R"({"thinking_token_budget":"5"})")), "thinking_token_budget");
+  EXPECT_EQ(field(chat(R"({"reasoning":{"max_tokens":1.5}})")), "reasoning.max_tokens");
+  EXPECT_EQ(field(chat(R"({"reasoning":5})")), "reasoning");
+  EXPECT_EQ(field(chat(R"({"reasoning":{"effort":5}})")), "reasoning.effort");
+  EXPECT_EQ(field(chat(R"({"thinking":{"type":"on"}})")), "thinking");
+  EXPECT_EQ(field(chat(R"({"thinking_token_budget":5,"session":"s"})")), "session");
 }
 
 TEST(ApiBodies, Kv) {
@@ -194,7 +228,7 @@ TEST(ApiBodies, Kv) {
   const auto misspelt = chat(R"({"kv":{"pin":true,"polcy":"full"}})");
   EXPECT_EQ(field(misspelt), "kv");
   EXPECT_EQ(misspelt.status().message(),
-            "'kv' has no field 'polcy'; it has: policy, codec, demote, pin, ttl, bypass, inspect");
+            "'kv' has no field 'polcy'; it has: policy, codec, demote, thoughts, pin, ttl, bypass, inspect");
 }
 
 TEST(ApiBodies, KvHints) {

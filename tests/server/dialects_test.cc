@@ -141,7 +141,9 @@ TEST(Dialects, AnthropicsToolsAndThoughtsAreMessages) {
             "tool/c1/look/Error: fog");
   EXPECT_EQ(options.messages[4].content, "Go on.");
   EXPECT_EQ(options.thinking, Thinking::kOn);
-  EXPECT_EQ(ignored_header(got->request.ignored), "thinking.budget_tokens");
+  EXPECT_EQ(options.generate.thought_budget, 9);
+  EXPECT_STREQ(got->request.budget_field, "thinking.budget_tokens");
+  EXPECT_EQ(ignored_header(got->request.ignored), "");
 }
 
 TEST(Dialects, AnthropicsEventsOfThoughtsAndCalls) {

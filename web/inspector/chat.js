@@ -43,6 +43,7 @@ function missText(miss, cached) {
     expired: `${rest} had been cached, but its time was over`,
     policy: `${rest} is cached, but this policy cannot continue from it`,
     codec: `${rest} is cached, but in another codec`,
+    thoughts_dropped: `${rest} is new, as the thoughts of earlier answers are left out`,
     no_room: `${rest} is cached, but there was no memory left to use it`,
     bypass: 'this request was not to use the cache',
   }[miss] ?? miss.replaceAll('_', ' ');

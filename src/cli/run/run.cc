@@ -63,6 +63,8 @@ Status check_options(const RunOptions& options) {
         "--beams does not support --min-tokens, --stop-token-ids, --allowed-token-ids and --bad-words; omit them");
   if (options.beams > 0 && options.grammar.given())
     return invalid_argument("--beams does not support grammars; omit --json-schema, --grammar, --regex and --choice");
+  if (options.generate.thought_budget >= 0 && (options.beams > 0 || options.grammar.given()))
+    return invalid_argument("--thinking-budget does not go with --beams or a grammar; omit one of them");
   if (options.parts && options.grammar.given())
     return invalid_argument("--parts asks several questions, of which a grammar would restrict each; omit one of them");
   if (options.beams == 0 && options.length_penalty != BeamOptions{}.length_penalty)
@@ -125,6 +127,16 @@ void use_recommended(const SamplingOptions& recommended, RunOptions& options) {
   take("--top-p", &SamplingOptions::top_p);
   take("--min-p", &SamplingOptions::min_p);
   take("--repeat-penalty", &SamplingOptions::repetition_penalty);
+}
+
+// Returns the marks of thoughts in answers to a user.
+Result<std::shared_ptr<const ThoughtMarks>> thought_marks(const Engine& engine) {
+  RequestOptions question;
+  question.messages = {{"user", "?"}};
+  KVASIR_ASSIGN_OR_RETURN(PromptTokens prompt, engine.text().encode_prompt(question));
+  if (prompt.thoughts == nullptr)
+    return unsupported("the model's chat template writes no thoughts; leave --thinking-budget out");
+  return std::move(prompt.thoughts);
 }
 
 // Returns whether standard input has data that the command does not read: a pipe or socket with bytes in it, or a file
@@ -203,6 +215,10 @@ Status run(RunOptions options) {
   if (options.grammar.given()) {
     KVASIR_ASSIGN_OR_RETURN(const GrammarSource source, grammar_source(options.grammar));
     KVASIR_ASSIGN_OR_RETURN(options.generate.grammar, engine->text().compile(source));
+  }
+  if (options.generate.thought_budget >= 0) {
+    if (!chat && !options.chat) return invalid_argument("--thinking-budget is for a chat; add --chat");
+    KVASIR_ASSIGN_OR_RETURN(options.generate.thoughts, thought_marks(*engine));
   }
   note_kv_memory(options.engine.kv_memory);
   note_slow_kernels(options.engine.isa, engine->model().isa);
@@ -300,6 +316,10 @@ void add_run(CLI::App& program, Outcome& outcome) {
       ->allow_extra_args(false);
   add_ending_options(*command, options->generate);
   add_grammar_options(*command, options->grammar);
+  command
+      ->add_option("--thinking-budget", options->generate.thought_budget,
+                   "In a chat: most tokens of thoughts, which are then closed so that the answer follows; -1: no limit")
+      ->capture_default_str();
   command->add_flag("--json", options->json, "One JSON object on standard output instead of the text");
   command->add_flag("--json-stream", options->json_stream,
                     "One JSON object a line: {\"text\": ...} for each piece as it comes, at the end that of --json");

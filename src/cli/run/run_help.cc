@@ -13,7 +13,8 @@ void arrange_help(CLI::App& run) {
   group("Model and machine", {"--model", "--threads", "--isa"});
   group("Text", {"--prompt", "--file", "--parts", "--chat", "--raw", "--system", "--system-file", "--chat-template",
                  "--template-arg"});
-  group("Length", {"--tokens", "--min-tokens", "--ignore-eos", "--stop", "--include-stop", "--stop-token-ids"});
+  group("Length", {"--tokens", "--min-tokens", "--thinking-budget", "--ignore-eos", "--stop", "--include-stop",
+                   "--stop-token-ids"});
   group("Grammar", {"--json-schema", "--grammar", "--regex", "--choice"});
   group("Words", {"--allowed-token-ids", "--bad-words"});
   group("What is kept", {"--kv", "--ctx", "--kv-memory", "--kv-type", "--page", "--chunk"});

@@ -17,7 +17,7 @@ using Json = nlohmann::json;
 
 constexpr double kMostTtl = 30.0 * 24 * 3600;  // a month, in seconds
 // Fields of the object "kv".
-constexpr std::string_view kKvFields[] = {"policy", "codec", "demote", "pin", "ttl", "bypass", "inspect"};
+constexpr std::string_view kKvFields[] = {"policy", "codec", "demote", "thoughts", "pin", "ttl", "bypass", "inspect"};
 constexpr std::size_t kMostActions = 64;
 constexpr std::size_t kLongestHintName = 256;
 
@@ -66,6 +66,7 @@ Status read_kv(const Fields& body, RequestOptions& options) {
   };
   KVASIR_RETURN_IF_ERROR(in_kv(read_text(*kv, "policy", 4096, options.policy), "kv.policy"));
   KVASIR_RETURN_IF_ERROR(in_kv(read_text(*kv, "demote", 256, options.demote), "kv.demote"));
+  KVASIR_RETURN_IF_ERROR(in_kv(read_text(*kv, "thoughts", 64, options.thoughts), "kv.thoughts"));
   // Clients must not learn which files exist.
   if (options.policy.find("profile=") != std::string::npos)
     return invalid_argument("in 'kv', a policy names a file (profile=); only whoever starts the server may do that")

@@ -131,7 +131,7 @@ Status read_session(const Fields& body, ApiRequest& request) {
         .about({"session"});
   if (!request.options.tools.empty())
     return invalid_argument("a session takes no tools; omit 'tools', or the session").about({"tools"});
-  if (request.options.thinking != Thinking::kAuto)
+  if (request.options.thinking != Thinking::kAuto || request.options.generate.thought_budget >= 0)
     return invalid_argument("a session thinks as the server's template arguments say; omit the fields about thinking")
         .about({"session"});
   if (!request.options.template_arguments.empty())
@@ -279,7 +279,7 @@ Result<ApiRequest> read_prompts(const Fields& body, bool chat) {
   KVASIR_RETURN_IF_ERROR(read_template_arguments(body, request.options));
   KVASIR_RETURN_IF_ERROR(read_tools(body, request.options));
   if (!request.options.tools.empty()) request.tools_path = {"tools"};
-  KVASIR_RETURN_IF_ERROR(read_thinking(body, request.options));
+  KVASIR_RETURN_IF_ERROR(read_thinking(body, request));
   KVASIR_RETURN_IF_ERROR(read_prompt_end(body, request.options));
   return request;
 }

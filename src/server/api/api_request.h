@@ -42,9 +42,10 @@ struct ApiRequest {
   const char* grammar_field = "response_format";  // which asked for it; a string literal
   // Where the body has the schema of `grammar`, whose keys are in order there; empty: `grammar` is as it should be.
   std::vector<std::string> grammar_path;
-  std::vector<std::string> tools_path;  // as grammar_path, of the tools
-  std::vector<std::string> ignored;     // names of fields that have no effect
-  RequestOptions options;               // for each prompt; for a chat, with its messages
+  const char* budget_field = "thinking_token_budget";  // which gave options.generate.thought_budget; a literal
+  std::vector<std::string> tools_path;                 // as grammar_path, of the tools
+  std::vector<std::string> ignored;                    // names of fields that have no effect
+  RequestOptions options;                              // for each prompt; for a chat, with its messages
 };
 
 inline constexpr std::size_t kMostPrompts = 64;

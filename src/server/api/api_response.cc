@@ -262,7 +262,8 @@ Json usage_of(const Usage& usage) {
   return {{"prompt_tokens", usage.prompt},
           {"completion_tokens", usage.completion},
           {"total_tokens", usage.prompt + usage.completion},
-          {"prompt_tokens_details", {{"cached_tokens", usage.cached}}}};
+          {"prompt_tokens_details", {{"cached_tokens", usage.cached}}},
+          {"completion_tokens_details", {{"reasoning_tokens", usage.thoughts}}}};
 }
 
 Json answer_of(const AnswerHead& head, std::span<const Choice> choices, const Usage& usage, bool logprobs) {

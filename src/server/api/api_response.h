@@ -37,7 +37,8 @@ std::string_view api_finish_reason(FinishReason reason);
 struct Usage {
   std::int64_t prompt = 0;
   std::int64_t completion = 0;
-  std::int64_t cached = 0;  // of the prompts, from the prefix cache
+  std::int64_t cached = 0;    // of the prompts, from the prefix cache
+  std::int64_t thoughts = 0;  // of the completions: see GenerateResult::thought_tokens
 };
 nlohmann::json usage_of(const Usage& usage);
 

@@ -173,6 +173,7 @@ void Flight::submit_parts() {
     if (!ready_.prompts.empty()) {
       one.tokens = ready_.prompts[next_part_].prompt.tokens;
       one.template_stops = ready_.prompts[next_part_].prompt.stops;
+      one.lasting_tokens = ready_.prompts[next_part_].prompt.lasting_tokens;
     } else if (!request().prompts.empty()) {
       one.prompt = request().prompts.front().text;
       one.tokens = request().prompts.front().tokens;

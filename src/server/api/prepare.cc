@@ -152,6 +152,7 @@ bool truncate(const ApiRequest& request, std::int64_t context, PromptTokens& pro
     keep = std::max<std::int64_t>(1, context - std::max<std::int64_t>(1, request.options.generate.max_tokens));
   const std::int64_t cut = std::ssize(prompt.tokens) - keep;
   if (cut <= 0) return false;
+  prompt.lasting_tokens = 0;
   if (request.keeps_first) {
     prompt.tokens.resize(static_cast<std::size_t>(keep));
     prompt.system_tokens = std::min(prompt.system_tokens, keep);
@@ -174,14 +175,16 @@ Result<std::string> continued_message(const RequestOptions& options) {
       .about({"echo"});
 }
 
-// Returns an error with a body's field as its setting; that of a grammar is the field that asked for it.
-Status about_grammar(const ApiRequest& request, const Status& status) {
+// Returns an error with a body's field as its setting; that of a grammar or of a budget is the field that gave it.
+Status about_field(const ApiRequest& request, const Status& status) {
+  const auto about = [&status](const char* field) {
+    return status.with_message(fmt::format("'{}': {}", field, status.message())).about({field});
+  };
   for (const std::string_view setting : status.settings()) {
+    if (setting == "thought_budget") return about(request.budget_field);
     const bool of_tools = setting == "tools";
     if (!of_tools && setting != "grammar" && setting != "json_schema") continue;
-    Status said = of_tools ? in_body(status)
-                           : status.with_message(fmt::format("'{}': {}", request.grammar_field, status.message()))
-                                 .about({request.grammar_field});
+    const Status said = of_tools ? in_body(status) : about(request.grammar_field);
     if (said.code() != StatusCode::kResourceExhausted) return said;
     // A grammar that is too large does not overflow the context, as clients would read that code.
     return unsupported("{}", said.message()).about({of_tools ? "tools" : std::string_view(request.grammar_field)});
@@ -193,7 +196,7 @@ Status about_grammar(const ApiRequest& request, const Status& status) {
 Status compile_for_session(const ModelText& text, ApiRequest& request) {
   if (!request.options.grammar) return {};
   Result<std::shared_ptr<const Grammar>> grammar = text.compile(*request.options.grammar);
-  if (!grammar.ok()) return about_grammar(request, Status(grammar.status()).about({"grammar"}));
+  if (!grammar.ok()) return about_field(request, Status(grammar.status()).about({"grammar"}));
   request.options.generate.grammar = std::move(*grammar);
   return {};
 }
@@ -201,7 +204,7 @@ Status compile_for_session(const ModelText& text, ApiRequest& request) {
 Result<ReadyPrompt> ready_prompt(const StepThread& steps, const ApiRequest& request, RequestOptions options) {
   ReadyPrompt ready;
   Result<PromptTokens> prompt = steps.text().encode_prompt(options);
-  if (!prompt.ok()) return about_grammar(request, prompt.status());
+  if (!prompt.ok()) return about_field(request, prompt.status());
   ready.prompt = std::move(*prompt);
   const bool cut = truncate(request, steps.model().context, ready.prompt);
   if (request.return_token_ids) ready.ids = ready.prompt.tokens;
@@ -230,6 +233,7 @@ Status in_body(const Status& status) {
       {"policy", "kv.policy"},
       {"codec", "kv.codec"},
       {"demote", "kv.demote"},
+      {"thoughts", "kv.thoughts"},
       {"samples", "n"},
       {"penalty_window", "repeat_last_n"},
       {"dry_window", "dry_penalty_last_n"}};
@@ -325,13 +329,17 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
     }
     return ready;
   }
-  if (options.policy.empty()) options.policy = model.defaults.policy;
+  Result<std::string> policy = with_thoughts(options.policy.empty() ? model.defaults.policy : options.policy,
+                                             std::exchange(options.thoughts, {}));
+  if (!policy.ok()) return in_body(policy.status());
+  options.policy = std::move(*policy);
   options.policy = with_demotion(options.policy, std::exchange(options.demote, {}));
   if (ready.request.chat) {
     KVASIR_ASSIGN_OR_RETURN(ready.prompts.emplace_back(), ready_prompt(steps, ready.request, options));
     options.protect = std::max(options.protect, ready.prompts.back().prompt.system_tokens);
     options.generate.show_special = ready.prompts.back().prompt.answer != nullptr;
     options.generate.grammar = ready.prompts.back().prompt.grammar;
+    options.generate.thoughts = ready.prompts.back().prompt.thoughts;
     options.messages.clear();
     options.template_arguments.clear();
     options.tools.clear();

@@ -83,7 +83,10 @@ Usage Samples::usage() const {
   for (const Part& part : parts_) {
     usage.prompt += std::max(part.samples.front().result.prompt_tokens, part.prompt_read);
     usage.cached += part.samples.front().result.cached;
-    for (const Sample& sample : part.samples) usage.completion += std::max(sample.result.tokens, sample.tokens);
+    for (const Sample& sample : part.samples) {
+      usage.completion += std::max(sample.result.tokens, sample.tokens);
+      usage.thoughts += sample.result.thought_tokens;
+    }
   }
   return usage;
 }

@@ -142,7 +142,10 @@ Result<std::string> plan(const Served& model, const Exchange& exchange) {
   RequestOptions options;
   KVASIR_RETURN_IF_ERROR(read_kv(json, options));
   PlanRequest request;
-  request.policy = with_demotion(options.policy.empty() ? model.defaults.policy : options.policy, options.demote);
+  const Result<std::string> policy =
+      with_thoughts(options.policy.empty() ? model.defaults.policy : options.policy, options.thoughts);
+  if (!policy.ok()) return in_body(policy.status());
+  request.policy = with_demotion(*policy, options.demote);
   request.codec = options.codec;
   request.tenant = exchange.caller.tenant_number;
   KVASIR_RETURN_IF_ERROR(read_whole(json, "prompt_tokens", 1, kMostGenerated, request.prompt));

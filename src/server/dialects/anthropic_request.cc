@@ -11,6 +11,7 @@
 #include "server/fields/ignored_fields.h"
 #include "server/fields/json_fields.h"
 #include "server/fields/sampling_fields.h"
+#include "server/fields/tool_fields.h"
 
 namespace kvasir::server {
 namespace {
@@ -128,15 +129,10 @@ class AnthropicReader {
   }
 
   Status read_thinking() {
-    const Json* thinking = find_field(body_, "thinking");
-    if (thinking == nullptr) return {};
-    std::string type;
-    if (!thinking->is_object() || !read_field(*thinking, "type", type).ok() ||
-        (type != "enabled" && type != "adaptive" && type != "disabled"))
-      return wrong_field("thinking", R"({"type": "enabled", "adaptive" or "disabled"})");
-    // The length of thoughts has no bound of its own; they count for max_tokens.
-    note_unknown(*thinking, {"type"}, request_.ignored, "thinking.");
-    request_.options.thinking = type != "disabled" ? Thinking::kOn : Thinking::kOff;
+    const Json part = {{"thinking", body_.value("thinking", Json())}};
+    const Fields fields(part);
+    KVASIR_RETURN_IF_ERROR(read_thinking_object(fields, request_));
+    for (std::string& name : fields.unknown()) request_.ignored.push_back(std::move(name));
     return {};
   }
 

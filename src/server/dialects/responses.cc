@@ -130,7 +130,7 @@ class ResponsesWriter final : public AnswerWriter {
     answer["usage"] = {{"input_tokens", usage.prompt},
                        {"input_tokens_details", {{"cached_tokens", usage.cached}, {"cache_write_tokens", 0}}},
                        {"output_tokens", usage.completion},
-                       {"output_tokens_details", {{"reasoning_tokens", 0}}},
+                       {"output_tokens_details", {{"reasoning_tokens", usage.thoughts}}},
                        {"total_tokens", usage.prompt + usage.completion}};
     answer["kv"] = kv_of(choice);
     if (!body_.store || !store_.enabled()) return answer;

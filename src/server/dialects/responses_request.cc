@@ -10,6 +10,7 @@
 #include "server/fields/ignored_fields.h"
 #include "server/fields/json_fields.h"
 #include "server/fields/sampling_fields.h"
+#include "server/fields/tool_fields.h"
 
 namespace kvasir::server {
 namespace {
@@ -173,7 +174,8 @@ class ResponsesReader {
     const Json* reasoning = find_field(body_, "reasoning");
     if (reasoning == nullptr) return {};
     if (!reasoning->is_object()) return wrong_field("reasoning", "an object");
-    note_unknown(*reasoning, {"effort"}, read_.request.ignored, "reasoning.");
+    note_unknown(*reasoning, {"effort", "max_tokens"}, read_.request.ignored, "reasoning.");
+    KVASIR_RETURN_IF_ERROR(read_thought_budget(*reasoning, "max_tokens", "reasoning.max_tokens", read_.request));
     std::string effort;
     KVASIR_RETURN_IF_ERROR(read_text(*reasoning, "effort", 16, effort));
     if (effort.empty()) return {};

@@ -95,28 +95,66 @@ Status read_tools(const Fields& body, RequestOptions& options) {
   return read_tool_choice(body, options);
 }
 
-Status read_thinking(const Fields& body, RequestOptions& options) {
-  if (const Json* arguments = find_field(body, "chat_template_kwargs"); arguments != nullptr && arguments->is_object())
+Status read_thought_budget(const Fields& object, const char* field, const char* name, ApiRequest& request) {
+  const Result<std::optional<std::int64_t>> read = read_whole(object, field, -1, kMostBudget);
+  if (!read.ok()) return wrong_field(name, "a whole number of tokens, 0 (no thoughts) or -1 (no limit)");
+  if (!*read || **read < 0) return {};
+  const std::int64_t budget = **read;
+  std::int64_t& least = request.options.generate.thought_budget;
+  if (budget == 0) {
+    request.options.thinking = Thinking::kOff;
+  } else if (least < 0 || budget < least) {
+    least = budget;
+    request.budget_field = name;
+  }
+  return {};
+}
+
+Status read_thinking_object(const Fields& body, ApiRequest& request) {
+  const Json* thinking = find_field(body, "thinking");
+  if (thinking == nullptr) return {};
+  std::string type;
+  if (!thinking->is_object() || !read_field(*thinking, "type", type).ok() ||
+      (type != "enabled" && type != "adaptive" && type != "disabled"))
+    return wrong_field("thinking", R"({"type": "enabled", "adaptive" or "disabled"})");
+  const Fields fields(*thinking);
+  find_field(fields, "type");
+  request.options.thinking = type != "disabled" ? Thinking::kOn : Thinking::kOff;
+  if (type == "enabled")
+    KVASIR_RETURN_IF_ERROR(read_thought_budget(fields, "budget_tokens", "thinking.budget_tokens", request));
+  body.add_nested("thinking", fields);
+  return {};
+}
+
+Status read_thinking(const Fields& body, ApiRequest& request) {
+  RequestOptions& options = request.options;
+  if (const Json* arguments = find_field(body, "chat_template_kwargs");
+      arguments != nullptr && arguments->is_object()) {
     for (const char* name : {"thinking", "enable_thinking"})
       if (const auto found = arguments->find(name); found != arguments->end() && found->is_boolean())
         options.thinking = found->get<bool>() ? Thinking::kOn : Thinking::kOff;
+    KVASIR_RETURN_IF_ERROR(
+        read_thought_budget(*arguments, "thinking_budget", "chat_template_kwargs.thinking_budget", request));
+  }
   std::string effort;
   KVASIR_RETURN_IF_ERROR(read_text(body, "reasoning_effort", 64, effort));
+  if (const Json* reasoning = find_field(body, "reasoning"); reasoning != nullptr) {
+    if (!reasoning->is_object()) return wrong_field("reasoning", "an object with 'effort' or 'max_tokens'");
+    const Fields fields(*reasoning);
+    if (!read_text(fields, "effort", 64, effort).ok())
+      return wrong_field("reasoning.effort", "a string of at most 64 bytes");
+    KVASIR_RETURN_IF_ERROR(read_thought_budget(fields, "max_tokens", "reasoning.max_tokens", request));
+    body.add_nested("reasoning", fields);
+  }
   if (effort == "none") {
     options.thinking = Thinking::kOff;
   } else if (!effort.empty()) {
     options.template_arguments.emplace_back("reasoning_effort", Json(effort).dump());
   }
+  KVASIR_RETURN_IF_ERROR(read_thinking_object(body, request));
   for (const char* field :
-       {"reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"}) {
-    KVASIR_ASSIGN_OR_RETURN(const auto budget, read_whole(body, field, -1, kMostBudget));
-    if (!budget || *budget < 0) continue;
-    if (*budget > 0)
-      return make_status(StatusCode::kUnsupported, "'{}' is not supported here, except for 0 (no thoughts) and -1",
-                         field)
-          .about({field});
-    options.thinking = Thinking::kOff;
-  }
+       {"reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"})
+    KVASIR_RETURN_IF_ERROR(read_thought_budget(body, field, field, request));
   std::string format = "auto";
   KVASIR_RETURN_IF_ERROR(read_text(body, "reasoning_format", 64, format));
   if (format != "auto" && format != "deepseek")

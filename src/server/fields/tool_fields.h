@@ -7,6 +7,7 @@
 
 #include "kvasir/request.h"
 #include "kvasir/status.h"
+#include "server/api/api_request.h"
 #include "server/fields/json_fields.h"
 
 namespace kvasir::server {
@@ -17,9 +18,16 @@ inline constexpr std::size_t kMostCalls = 128;  // of one message
 // Errors: kInvalidArgument; kUnsupported for a choice that cannot be enforced.
 Status read_tools(const Fields& body, RequestOptions& options);
 
-// Reads "reasoning_effort", the thinking budgets and "reasoning_format", and what chat_template_kwargs say of thinking.
-// Errors: kInvalidArgument, kUnsupported.
-Status read_thinking(const Fields& body, RequestOptions& options);
+// Reads "reasoning_effort", "reasoning", "thinking", the thinking budgets and "reasoning_format", and what
+// chat_template_kwargs say of thinking. Errors: kInvalidArgument, kUnsupported.
+Status read_thinking(const Fields& body, ApiRequest& request);
+
+// Reads `field` of `object` as a budget of thoughts: -1: none, 0: no thoughts. Of several budgets the least counts.
+// `name`: the field as the client wrote it, a string literal. Errors: kInvalidArgument.
+Status read_thought_budget(const Fields& object, const char* field, const char* name, ApiRequest& request);
+
+// Reads Anthropic's "thinking". Errors: kInvalidArgument.
+Status read_thinking_object(const Fields& body, ApiRequest& request);
 
 // Reads what a message has besides role and content: "tool_calls", "tool_call_id", "name", "reasoning_content" (or
 // "reasoning"). `index`: of the message. Errors: kInvalidArgument, about("messages").
