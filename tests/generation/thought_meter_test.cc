@@ -57,7 +57,7 @@ TEST(ThoughtMeter, CountsAsTheWholeTextSays) {
   for (int round = 0; round < 20'000; ++round) {
     const ThoughtMarks& marks = *all[round % 4];
     std::string text;
-    for (unsigned left = 1 + random() % 12; left > 0; --left) text += parts[random() % std::size(parts)];
+    for (auto left = 1 + random() % 12; left > 0; --left) text += parts[random() % std::size(parts)];
     ThoughtMeter meter(all[round % 4], -1);
     std::vector<std::size_t> ends;
     for (std::size_t at = 0; at < text.size();) {
