@@ -92,9 +92,11 @@ Status ModelDesk::install(std::size_t model, std::unique_ptr<Engine> engine) {
 
 ModelDesk::Model* ModelDesk::find_model(std::string_view name) const {
   if (name.empty()) return models_.front().get();
-  const auto found =
-      std::ranges::find_if(models_, [&](const auto& model) { return model->entry.defaults.name == name; });
-  return found == models_.end() ? nullptr : found->get();
+  // A model of ollama has a tag, which its clients may omit.
+  for (const std::string& wanted : {std::string(name), std::string(name) + ":latest"})
+    for (const auto& model : models_)
+      if (model->entry.defaults.name == wanted) return model.get();
+  return nullptr;
 }
 
 Status ModelDesk::unknown(std::string_view name) const {
