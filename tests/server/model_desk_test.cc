@@ -368,6 +368,15 @@ TEST_F(ModelDesks, RefusedPreparationIsAFailure) {
   EXPECT_NE(errors_["a"].message().find("the quotas do not fit"), std::string::npos);
 }
 
+TEST_F(ModelDesks, NoMemoryToServeIsAFailure) {
+  options_.prepare = [](std::size_t, Engine&) -> Status { throw std::bad_alloc(); };
+  open({entry("a", 10)}, 0);
+  ask("a", "a");
+  ASSERT_TRUE(wait_for("a"));
+  EXPECT_NE(errors_["a"].message().find("memory"), std::string::npos);
+  EXPECT_EQ(state("a"), ModelState::kFailed);
+}
+
 TEST_F(ModelDesks, EndWhileModelsAreLoadedAndWaitedFor) {
   open({entry("a", 10), entry("b", 10)}, 15);
   ask("a", "a");

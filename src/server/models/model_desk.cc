@@ -4,6 +4,7 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "base/status.h"
@@ -327,7 +328,12 @@ void ModelDesk::load(Model& model) {
 }
 
 void ModelDesk::loaded(Model& model, Result<std::unique_ptr<Engine>> engine) {
-  const Status status = engine.ok() ? begin_serving(model, std::move(*engine)) : engine.status();
+  Status status = engine.status();
+  try {
+    if (engine.ok()) status = begin_serving(model, std::move(*engine));
+  } catch (const std::exception&) {  // the system refuses memory or a thread
+    status = no_memory_to_load();
+  }
   status.ok() ? log(model, "loaded") : fail(model, status);
   pump();
 }
