@@ -158,6 +158,15 @@ TEST_F(ModelDesks, NameTheModelsThatThereAre) {
   EXPECT_TRUE(log_.empty());
 }
 
+TEST_F(ModelDesks, ATagMayBeOmitted) {
+  open({entry("a", 10), entry("b:latest", 10)}, 20);
+  ask("b", "b");
+  ask("b:latest", "b:latest");
+  ASSERT_TRUE(wait_for("b:latest"));
+  EXPECT_EQ(leases_["b"]->defaults.name, "b:latest");
+  EXPECT_FALSE(desk_->find("a:other").has_value());
+}
+
 TEST_F(ModelDesks, UnloadTheLeastRecentlyUsedOfThoseThatNobodyHolds) {
   open({entry("a", 10), entry("b", 10), entry("c", 10)}, 25);
   for (const char* name : {"a", "b", "a"}) {
@@ -357,6 +366,15 @@ TEST_F(ModelDesks, RefusedPreparationIsAFailure) {
   ask("a", "a");
   ASSERT_TRUE(wait_for("a"));
   EXPECT_NE(errors_["a"].message().find("the quotas do not fit"), std::string::npos);
+}
+
+TEST_F(ModelDesks, NoMemoryToServeIsAFailure) {
+  options_.prepare = [](std::size_t, Engine&) -> Status { throw std::bad_alloc(); };
+  open({entry("a", 10)}, 0);
+  ask("a", "a");
+  ASSERT_TRUE(wait_for("a"));
+  EXPECT_NE(errors_["a"].message().find("memory"), std::string::npos);
+  EXPECT_EQ(state("a"), ModelState::kFailed);
 }
 
 TEST_F(ModelDesks, EndWhileModelsAreLoadedAndWaitedFor) {

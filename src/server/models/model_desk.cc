@@ -4,6 +4,7 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "base/status.h"
@@ -92,9 +93,11 @@ Status ModelDesk::install(std::size_t model, std::unique_ptr<Engine> engine) {
 
 ModelDesk::Model* ModelDesk::find_model(std::string_view name) const {
   if (name.empty()) return models_.front().get();
-  const auto found =
-      std::ranges::find_if(models_, [&](const auto& model) { return model->entry.defaults.name == name; });
-  return found == models_.end() ? nullptr : found->get();
+  // A model of ollama has a tag, which its clients may omit.
+  for (const std::string& wanted : {std::string(name), std::string(name) + ":latest"})
+    for (const auto& model : models_)
+      if (model->entry.defaults.name == wanted) return model.get();
+  return nullptr;
 }
 
 Status ModelDesk::unknown(std::string_view name) const {
@@ -325,7 +328,12 @@ void ModelDesk::load(Model& model) {
 }
 
 void ModelDesk::loaded(Model& model, Result<std::unique_ptr<Engine>> engine) {
-  const Status status = engine.ok() ? begin_serving(model, std::move(*engine)) : engine.status();
+  Status status = engine.status();
+  try {
+    if (engine.ok()) status = begin_serving(model, std::move(*engine));
+  } catch (const std::exception&) {  // the system refuses memory or a thread
+    status = no_memory_to_load();
+  }
   status.ok() ? log(model, "loaded") : fail(model, status);
   pump();
 }

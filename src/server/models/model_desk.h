@@ -90,7 +90,7 @@ class ModelDesk {
     std::uint64_t memory = 0;  // most bytes of all loaded models; 0: no bound
     std::chrono::milliseconds patience{2000};
     std::chrono::milliseconds grace{100};
-    std::chrono::seconds queue_timeout{0};  // after which a request that waits is refused; 0: never
+    std::chrono::seconds queue_timeout{0};   // after which a request that waits is refused; 0: never
     std::chrono::milliseconds retry{10000};  // from a failure to load until the next try
     // Called on the I/O thread with each engine that was loaded, before it takes requests. An error is a failure to
     // load. May be empty.
@@ -126,9 +126,9 @@ class ModelDesk {
   // Takes an engine that was loaded before the first request. Errors: those of Options::prepare.
   Status install(std::size_t model, std::unique_ptr<Engine> engine);
 
-  // Asks for a model; an empty name: the default. `answer` is called once: before this returns if the model is loaded
-  // or the request is refused, otherwise later, unless forget() is called before. Errors: see error_of_model().
-  // `tenant`: of the request; 0: without tenants. Returns the id of a request that waits.
+  // Asks for a model; an empty name: the default; "a" stands for "a:latest" too. `answer` is called once: before this
+  // returns if the model is loaded or the request is refused, otherwise later, unless forget() is called before.
+  // Errors: see error_of_model(). `tenant`: of the request; 0: without tenants. Returns the id of a request that waits.
   WaitId ask(std::string_view name, int tenant, Answer answer);
   void forget(WaitId id);
 
