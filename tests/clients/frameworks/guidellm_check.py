@@ -34,7 +34,7 @@ def benchmark(server, route, profile, requests):
                    "--output", f"kind=json,path={report}"]
         process = subprocess.Popen(command, env=environment, start_new_session=True)
         try:
-            assert process.wait(120) == 0
+            assert process.wait(240) == 0
         finally:
             if process.poll() is None:  # its workers would outlive it
                 os.killpg(process.pid, signal.SIGKILL)
