@@ -208,12 +208,13 @@ def check_dropped(kvasir, model, template):
         assert plan[0] == 200 and plan[2]["policy"] == "full:thoughts=drop", plan
         streaming = ask(server, messages=bodies[0]["messages"], max_tokens=4, kv={"thoughts": "keep", "policy": "streaming"})
         assert streaming[0] == 200, streaming
-    with LiveServer(kvasir, model, "--chat-template", template, "--kv-memory", "1200KiB", "--prefix-memory", "0") as server:
-        with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:
-            for _ in range(4):
-                got = list(pool.map(lambda body: answer(server, body)[0], bodies))
-                assert got == [said for said, _ in alone], (got, alone)
-        assert server.metric("kvasir:num_preemptions_total") > 0, "nothing was preempted"
+    for swap in ([], ["--swap-dir", str(pathlib.Path(template).parent)]):
+        with LiveServer(kvasir, model, "--chat-template", template, "--kv-memory", "1000KiB", "--prefix-memory", "0", *swap) as server:
+            with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:
+                for _ in range(4):
+                    got = list(pool.map(lambda body: answer(server, body)[0], bodies))
+                    assert got == [said for said, _ in alone], (got, alone)
+            assert server.metric("kvasir:num_preemptions_total") > 0, "nothing was preempted"
 
 
 def check_refused(kvasir, model, template):
