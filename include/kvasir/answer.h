@@ -20,7 +20,7 @@
 namespace kvasir {
 
 // A part of an answer, in order of the text. Calls do not overlap: after kCallBegins come kArguments of that call, then
-// kCallEnds or kCallFails.
+// kCallEnds, kCallBreaks or kCallFails.
 struct AnswerPiece {
   enum class Kind {
     kContent,     // `text`
@@ -28,8 +28,9 @@ struct AnswerPiece {
     kCallBegins,  // `id` and `name`, of one of the request's tools
     kArguments,   // `text`: the next part of a JSON object
     kCallEnds,    // the arguments are complete, valid JSON. `text`: the call as the model wrote it
-    kCallFails,  // the arguments are no JSON object, or break off: there is no such call. `text`: what the model wrote,
-                 // the call's opening included, which is content
+    kCallBreaks,  // the answer has ended within the call: its arguments are only the start of a JSON object
+    kCallFails,   // the arguments are no JSON object: there is no such call. `text`: what the model wrote, the call's
+                  // opening included, which is content
   };
   Kind kind = Kind::kContent;
   int call = 0;  // of calls: index among the answer's calls that began, from 0

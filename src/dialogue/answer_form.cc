@@ -53,7 +53,8 @@ void Answer::add(const AnswerPiece& piece) {
     case AnswerPiece::Kind::kReasoning: reasoning += piece.text; break;
     case AnswerPiece::Kind::kCallBegins: calls.push_back({piece.id, piece.name, ""}); break;
     case AnswerPiece::Kind::kArguments: calls.back().arguments += piece.text; break;
-    case AnswerPiece::Kind::kCallEnds: break;
+    case AnswerPiece::Kind::kCallEnds:
+    case AnswerPiece::Kind::kCallBreaks: break;
     case AnswerPiece::Kind::kCallFails:
       calls.pop_back();
       content += piece.text;

@@ -38,8 +38,12 @@ class FormatParser final : public AnswerParser {
   void finish(std::vector<AnswerPiece>& pieces) override {
     ending_ = true;
     run(pieces);
-    if (state_ >= State::kOpening && state_ < State::kClosing) {
-      // A call that breaks off.
+    if (events_.open()) {
+      events_.break_off(raw_ + buffer_);
+      buffer_.clear();
+      state_ = State::kClosing;
+    } else if (state_ >= State::kOpening && state_ < State::kClosing) {
+      // A call that breaks off before its name is known.
       do {
         fail();
         while (step()) {

@@ -37,11 +37,22 @@ void CallEvents::arguments(std::string_view text) {
 }
 
 void CallEvents::end(std::string_view raw) {
-  const auto json = parse_value(arguments_);
-  if (!json || !json->is_object() || !nlohmann::json::accept(arguments_)) return fail(raw);
+  if (!has_all_arguments()) return fail(raw);
   add(Kind::kCallEnds).text = raw;
   open_ = false;
   ++calls_;
+}
+
+void CallEvents::break_off(std::string_view raw) {
+  if (has_all_arguments()) return end(raw);
+  add(Kind::kCallBreaks);
+  open_ = false;
+  ++calls_;
+}
+
+bool CallEvents::has_all_arguments() const {
+  const auto json = parse_value(arguments_);
+  return json && json->is_object() && nlohmann::json::accept(arguments_);
 }
 
 void CallEvents::fail(std::string_view raw) {

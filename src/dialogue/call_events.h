@@ -29,12 +29,15 @@ class CallEvents {
   // Ends the call: as one that fails if its arguments are not a JSON object. `raw`: the call as the model wrote it.
   void end(std::string_view raw);
   void fail(std::string_view raw);
+  // The answer has ended within the call, whose arguments may be complete all the same.
+  void break_off(std::string_view raw);
 
   bool open() const { return open_; }
-  int calls() const { return calls_; }  // that ended well
+  int calls() const { return calls_; }  // that ended well or broke off
 
  private:
   AnswerPiece& add(AnswerPiece::Kind kind);
+  bool has_all_arguments() const;  // they are a JSON object
 
   std::shared_ptr<const AnswerRules> rules_;
   std::uint64_t seed_;

@@ -36,7 +36,7 @@ class ChannelParser final : public AnswerParser {
     push("", pieces);
     if (in_body_) {
       say(buffer_);
-      end_body();
+      if (is_call_) events_.break_off(raw_);
     } else {
       events_.text(AnswerPiece::Kind::kContent, buffer_);
     }

@@ -92,6 +92,23 @@ def check_litellm(url, want):
         assert "".join(parts) == want, (model, parts)
 
 
+def check_embeddings(url, want):
+    import litellm
+    import ollama
+    import openai
+    texts = ["Who are you?", "A ship on the sea."]
+    client = openai.OpenAI(base_url=url + "/v1", api_key="none")
+    plain = client.embeddings.create(model="m", input=texts, encoding_format="float")
+    floats = [each.embedding for each in plain.data]
+    assert plain.usage.prompt_tokens > 4 and len(floats) == 2 and abs(sum(x * x for x in floats[0]) - 1) < 1e-4, plain
+    encoded = [each.embedding for each in client.embeddings.create(model="m", input=texts).data]  # asks for base64
+    assert all(abs(x - y) < 1e-6 for one, two in zip(floats, encoded) for x, y in zip(one, two))
+    assert list(map(list, ollama.Client(host=url).embed("m", texts).embeddings)) == floats
+    for model, base in (("openai/m", url + "/v1"), ("ollama/m", url)):
+        got = litellm.embedding(model=model, api_base=base, api_key="none", input=texts)
+        assert all(abs(x - y) < 1e-6 for one, two in zip(floats, got.data) for x, y in zip(one, two["embedding"])), model
+
+
 @contextlib.contextmanager
 def expect(kind, status=None):
     try:
@@ -106,7 +123,7 @@ def main():
     kvasir, model = (pathlib.Path(each).resolve() for each in sys.argv[1:3])
     import_or_skip(kvasir.parent.parent, "dialect_clients", HERE / "dialects" / "requirements.txt", minutes=10)
     os.environ.update(LITELLM_LOCAL_MODEL_COST_MAP="True", LITELLM_TELEMETRY="False")
-    with LiveServer(str(kvasir), str(model)) as server:
+    with LiveServer(str(kvasir), str(model), "--pooling", "mean") as server:
         url = f"http://127.0.0.1:{server.port}"
         status, _, text = server.ask("POST", "/v1/chat/completions", {"messages": HI, "max_tokens": 12, "temperature": 0})
         want = json.loads(text)["choices"][0]["message"]["content"]

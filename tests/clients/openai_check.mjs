@@ -143,7 +143,8 @@ async function checkErrors(client) {
       assert.equal(error.code, 'context_length_exceeded');
       assert.match(error.message, /\d/, 'the message has the figures');
     });
-  await rejects(client.embeddings.create({ model: 'm', input: 'x' }), NotFoundError, () => {});
+  await rejects(client.embeddings.create({ model: 'm', input: 'x' }), BadRequestError,
+    (error) => assert.match(error.message, /--pooling/));
 }
 
 // Processor time of the server so far, in seconds.

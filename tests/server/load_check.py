@@ -1,7 +1,7 @@
 """Many clients at once on little memory: load_check.py KVASIR MODEL [--seconds 15 | --minutes 10] [--clients 64] [--kill]
 
-Clients of two tenants send requests of mixed lengths and policies, and cancel, disconnect or read slowly at random. Every
-completed greedy answer must be that which the request has alone; nothing may be lost or mixed up; at the end the server
+Clients of two tenants send requests of mixed lengths and policies, a third of them under a schema or with a tool that must be
+called, and cancel, disconnect or read slowly at random. Every completed greedy answer must be that which the request has alone; nothing may be lost or mixed up; at the end the server
 holds as many pages and as much memory as at the start. One tenant has more clients than it may have requests, and is
 refused for that; the other is never refused. Meanwhile the keys file changes, and memory is planned and watched. With --kill the
 server is killed under load: what was saved of sessions and usage before is there after a restart. With --strict, on a machine that
@@ -38,15 +38,38 @@ def some_text(rng, words):
     return "Once upon a time " + " ".join(rng.choice(WORDS) for _ in range(words))
 
 
+SCHEMA = {"type": "object", "additionalProperties": False, "required": ["name", "age"], "properties": {
+    "name": {"type": "string", "maxLength": 30}, "age": {"type": "integer", "minimum": 0, "maximum": 120}}}
+TOOL = {"type": "function", "function": {"name": "feed", "description": "Feeds an animal.", "parameters": SCHEMA}}
+
+
+def constrained(request, tools):
+    """The path and the body of a request whose answer must follow SCHEMA: as JSON, or as the arguments of a call."""
+    if not tools:
+        return "/v1/completions", {**request, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}
+    prompt = {"messages": [{"role": "user", "content": request.pop("prompt")}]}
+    return "/v1/chat/completions", {**request, **prompt, "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+
+
+def text_of(part):
+    """What a choice, or a part of one in a stream, says: its text, or its content and calls. The ids of calls are new each time."""
+    if "text" in part:
+        return part["text"]
+    said = part.get("message") or part["delta"]
+    calls = [call["function"] for call in said.get("tool_calls") or []]
+    return (said.get("content") or "") + "".join((call.get("name") or "") + (call.get("arguments") or "") for call in calls)
+
+
 def requests(count, policies, seed=1):
-    """The requests, each with what it has alone to be compared with."""
+    """The requests, each with its path and what it has alone to be compared with."""
     rng = random.Random(seed)
     made = []
     for i in range(count):
         tokens = rng.choice((8, 20, 60, 150))
-        made.append({"prompt": some_text(rng, rng.choice((3, 30, 120, 400))), "max_tokens": tokens, "temperature": 0,
-                     "stream": i % 3 != 0, "n": 2 if i % 8 == 7 else 1, "kv": {"policy": policies[i % len(policies)]},
-                     "stream_options": {"include_usage": True}})
+        request = {"prompt": some_text(rng, rng.choice((3, 30, 120, 400))), "max_tokens": tokens, "temperature": 0,
+                   "stream": i % 5 > 1, "n": 2 if i % 8 == 7 else 1, "kv": {"policy": policies[i % len(policies)]},
+                   "stream_options": {"include_usage": True}}
+        made.append(constrained(request, i % 6 == 4) if i % 3 == 1 else ("/v1/completions", request))
     return made
 
 
@@ -57,10 +80,10 @@ def post(server, path, body, key=""):
 
 def solo_answers(server, made, key=""):
     answers = []
-    for request in made:
-        status, got = post(server, "/v1/completions", {**request, "stream": False}, key)
+    for path, request in made:
+        status, got = post(server, path, {**request, "stream": False}, key)
         assert status == 200, got
-        answers.append({"texts": [choice["text"] for choice in got["choices"]], "usage": got["usage"]["completion_tokens"],
+        answers.append({"texts": [text_of(choice) for choice in got["choices"]], "usage": got["usage"]["completion_tokens"],
                         "bytes": got["kv"]["bytes_peak"]})
     return answers
 
@@ -144,7 +167,7 @@ class Client:
 
     def begin(self):
         self.which = self.rng.randrange(len(self.load.made))
-        request = self.load.made[self.which]
+        path, request = self.load.made[self.which]
         self.stream, self.got, self.parsed = request["stream"], b"", 0
         self.texts, self.usage, self.finished, self.newest = [""] * request["n"], None, 0, None
         # What this client does: reads to the end, leaves after a while (in order, or by a reset), or reads slowly.
@@ -156,8 +179,8 @@ class Client:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         self.socket.connect(("127.0.0.1", self.load.server.port))
         body = json.dumps(request).encode()
-        self.socket.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %b\r\nConnection: close\r\n"
-                            b"Content-Length: %d\r\n\r\n" % (self.load.tenants.keys[self.tenant].encode(), len(body)) + body)
+        self.socket.sendall(b"POST %b HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %b\r\nConnection: close\r\n"
+                            b"Content-Length: %d\r\n\r\n" % (path.encode(), self.load.tenants.keys[self.tenant].encode(), len(body)) + body)
         self.socket.setblocking(False)
         self.load.started += 1
         self.load.of[self.tenant]["started"] += 1
@@ -212,9 +235,10 @@ class Client:
             if chunk.get("usage"):
                 self.usage = chunk["usage"]["completion_tokens"]
             for choice in chunk["choices"]:
-                self.texts[choice["index"]] += choice["text"]
+                said = text_of(choice)
+                self.texts[choice["index"]] += said
                 self.finished += choice["finish_reason"] is not None
-                if choice["text"] and choice["index"] == 0 and self.manner == "read":
+                if said and choice["index"] == 0 and self.manner == "read":
                     if self.newest is not None:
                         self.load.gaps.append(now - self.newest)
                     self.newest = now
@@ -236,7 +260,7 @@ class Client:
                 load.preempted += int(preemptions) > 0
         else:
             answer = json.loads(self.got.split(b"\r\n\r\n", 1)[1])
-            self.texts = [choice["text"] for choice in answer["choices"]]
+            self.texts = [text_of(choice) for choice in answer["choices"]]
             self.usage = answer["usage"]["completion_tokens"]
             load.preempted += answer["kv"].get("preemptions", 0) > 0
         if self.texts != alone["texts"] or self.usage != alone["usage"]:

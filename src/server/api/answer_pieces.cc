@@ -23,7 +23,8 @@ std::vector<nlohmann::json> deltas_of(std::span<const AnswerPiece> pieces) {
       case Kind::kReasoning: deltas.push_back({{"reasoning_content", piece.text}}); continue;
       case Kind::kCallBegins: call = call_json({piece.id, piece.name, ""}); break;
       case Kind::kArguments: call = {{"function", {{"arguments", piece.text}}}}; break;
-      case Kind::kCallEnds: continue;
+      case Kind::kCallEnds:
+      case Kind::kCallBreaks: continue;
     }
     call["index"] = piece.call;
     deltas.push_back({{"tool_calls", nlohmann::json::array({std::move(call)})}});

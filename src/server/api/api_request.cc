@@ -16,6 +16,7 @@
 #include "server/fields/json_fields.h"
 #include "server/fields/known_fields.h"
 #include "server/fields/prompt_fields.h"
+#include "server/fields/raw_member.h"
 #include "server/fields/sampling_fields.h"
 #include "server/fields/tool_fields.h"
 
@@ -262,6 +263,14 @@ bool is_session_id(std::string_view id) {
   return !id.empty() && id.size() <= 64 && std::ranges::all_of(id, [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
   });
+}
+
+void restore_order(std::string_view body, ApiRequest& request) {
+  if (!request.grammar_path.empty() && request.grammar) request.grammar->text = raw_member(body, request.grammar_path);
+  if (request.tools_path.empty()) return;
+  const std::string_view tools = raw_member(body, request.tools_path);
+  request.options.tools =
+      request.tools_schema != nullptr ? chat_tools(tools, request.tools_schema) : std::string(tools);
 }
 
 Result<ApiRequest> read_prompts(const Fields& body, bool chat) {

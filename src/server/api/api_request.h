@@ -44,6 +44,7 @@ struct ApiRequest {
   std::vector<std::string> grammar_path;
   const char* budget_field = "thinking_token_budget";  // which gave options.generate.thought_budget; a literal
   std::vector<std::string> tools_path;                 // as grammar_path, of the tools
+  const char* tools_schema = nullptr;                  // of tools in the form that chat_tools() reads; a string literal
   std::vector<std::string> ignored;                    // names of fields that have no effect
   RequestOptions options;                              // for each prompt; for a chat, with its messages
 };
@@ -59,6 +60,10 @@ Result<nlohmann::json> parse_body(std::string_view body);
 // both are about() the field. Roles, token ids and the policy are not checked here. `sampling`: for requests that give
 // no temperature. If they give one, absent fields default as in OpenAI's API: the distribution is not truncated.
 Result<ApiRequest> read_request(const Fields& body, bool chat, const SamplingOptions& sampling);
+
+// Replaces the grammar and the tools of a request that was read from a parsed body, which has lost the order of their
+// keys, by those of the body itself.
+void restore_order(std::string_view body, ApiRequest& request);
 
 // Reads only the fields of the prompt: messages and chat_template_kwargs of a chat, or prompts. Errors: as
 // read_request.

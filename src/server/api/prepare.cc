@@ -10,7 +10,6 @@
 
 #include "base/status.h"
 #include "retention/policy_spec.h"
-#include "server/fields/raw_member.h"
 
 namespace kvasir::server {
 namespace {
@@ -316,8 +315,7 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
     if (!ready.request.session.empty()) KVASIR_RETURN_IF_ERROR(check_no_prefix(json, ready.request.hints));
   }
   RequestOptions& options = ready.request.options;
-  if (!ready.request.grammar_path.empty()) ready.request.grammar->text = raw_member(body, ready.request.grammar_path);
-  if (!ready.request.tools_path.empty()) options.tools = raw_member(body, ready.request.tools_path);
+  restore_order(body, ready.request);
   options.grammar = std::move(ready.request.grammar);
   if (!ready.request.session.empty()) {
     KVASIR_RETURN_IF_ERROR(check_session_text(ready.request));

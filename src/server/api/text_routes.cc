@@ -19,20 +19,26 @@ namespace {
 
 using Json = nlohmann::json;
 
+// Reads the prompts of a body: of a chat, all that a completion would write into its prompt.
+Result<ApiRequest> read_body_prompts(const Exchange& exchange, const Json& json, bool chat) {
+  KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(json, chat));
+  restore_order(exchange.request.body, request);
+  return request;
+}
+
 // Returns the tokens of each prompt of a body.
 Result<std::vector<PromptTokens>> encode_all(const ModelText& text, ApiRequest request) {
   std::vector<PromptTokens> all;
-  if (request.chat) request.prompts.emplace_back();
+  if (request.chat) {
+    Result<PromptTokens> encoded = text.encode_prompt(request.options);
+    if (!encoded.ok()) return in_body(encoded.status());
+    all.push_back(std::move(*encoded));
+  }
   for (ApiPrompt& prompt : request.prompts) {
     RequestOptions options;
     options.prompt = std::move(prompt.text);
     options.tokens = std::move(prompt.tokens);
     options.parse_special = request.options.parse_special;
-    if (request.chat) {
-      options.messages = std::move(request.options.messages);
-      options.template_arguments = std::move(request.options.template_arguments);
-      options.prompt_end = request.options.prompt_end;
-    }
     Result<PromptTokens> encoded = text.encode_prompt(options);
     if (!encoded.ok()) return in_body(encoded.status());
     all.push_back(std::move(*encoded));
@@ -85,7 +91,7 @@ Result<std::string> tokenize(const Served& model, const Exchange& exchange) {
   const ModelText& text = model.steps.text();
   std::vector<std::int32_t> tokens;
   if (chat) {
-    KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(json, true));
+    KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_body_prompts(exchange, json, true));
     KVASIR_ASSIGN_OR_RETURN(auto all, encode_all(text, std::move(request)));
     tokens = std::move(all.front().tokens);
   } else {
@@ -123,7 +129,7 @@ Result<std::string> detokenize(const Served& model, const Exchange& exchange) {
 
 Result<std::string> render_completion(const Served& model, const Exchange& exchange) {
   KVASIR_ASSIGN_OR_RETURN(const Json json, parse(exchange));
-  KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(json, false));
+  KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_body_prompts(exchange, json, false));
   KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(model.steps.text(), std::move(request)));
   Json answer = Json::array();
   for (const PromptTokens& prompt : all) answer.push_back({{"token_ids", prompt.tokens}});
@@ -132,7 +138,7 @@ Result<std::string> render_completion(const Served& model, const Exchange& excha
 
 Result<std::string> render_chat(const Served& model, const Exchange& exchange) {
   KVASIR_ASSIGN_OR_RETURN(const Json json, parse(exchange));
-  KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(json, true));
+  KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_body_prompts(exchange, json, true));
   KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(model.steps.text(), std::move(request)));
   return text_of({{"token_ids", all.front().tokens}});
 }
@@ -160,7 +166,8 @@ Result<std::string> plan(const Served& model, const Exchange& exchange) {
     return invalid_argument("more than one of 'prompt_tokens', 'prompt' and 'messages' is given; omit all but one")
         .about({find_field(json, "prompt_tokens") != nullptr ? "prompt_tokens" : "prompt"});
   if (find_field(json, "prompt_tokens") == nullptr) {
-    KVASIR_ASSIGN_OR_RETURN(ApiRequest prompts, read_prompts(json, find_field(json, "messages") != nullptr));
+    KVASIR_ASSIGN_OR_RETURN(ApiRequest prompts,
+                            read_body_prompts(exchange, json, find_field(json, "messages") != nullptr));
     KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(model.steps.text(), std::move(prompts)));
     if (all.size() != 1) return wrong_field("prompt", "one prompt");
     request.prompt = static_cast<std::int64_t>(all.front().tokens.size());

@@ -90,7 +90,8 @@ class AnthropicWriter final : public AnswerWriter {
                          {{"type", "tool_use"}, {"id", piece.id}, {"name", piece.name}, {"input", Json::object()}});
           break;
         case Kind::kArguments: events += delta({{"type", "input_json_delta"}, {"partial_json", piece.text}}); break;
-        case Kind::kCallEnds: events += close(); break;
+        case Kind::kCallEnds:
+        case Kind::kCallBreaks: events += close(); break;
         case Kind::kCallFails:
           events += close();
           events += open("text", {{"type", "text"}, {"text", ""}});

@@ -8,7 +8,6 @@
 #include "base/status.h"
 #include "server/dialects/anthropic.h"
 #include "server/dialects/fields.h"
-#include "server/fields/ignored_fields.h"
 #include "server/fields/json_fields.h"
 #include "server/fields/sampling_fields.h"
 #include "server/fields/tool_fields.h"
@@ -31,30 +30,6 @@ class AnthropicReader {
   AnthropicReader(const Json& body, const ReadContext& context) : body_(body), context_(context) {}
 
   Result<ApiRequest> read(bool counts) && {
-    note_unknown(body_, {"model",
-                         "messages",
-                         "max_tokens",
-                         "system",
-                         "metadata",
-                         "stop_sequences",
-                         "stream",
-                         "temperature",
-                         "top_p",
-                         "top_k",
-                         "tools",
-                         "tool_choice",
-                         "thinking",
-                         "service_tier",
-                         "cache_control",
-                         "output_config",
-                         "output_format",
-                         "container",
-                         "mcp_servers",
-                         "context_management",
-                         "kv"},
-                 request_.ignored);
-    if (const std::string_view beta = context_.http.field("anthropic-beta"); !beta.empty())
-      request_.ignored.emplace_back("anthropic-beta");
     request_.chat = true;
     KVASIR_RETURN_IF_ERROR(read_version());
     KVASIR_RETURN_IF_ERROR(refuse_fields(body_, {"container", "mcp_servers", "context_management"}));
@@ -66,11 +41,13 @@ class AnthropicReader {
     KVASIR_RETURN_IF_ERROR(read_names());
     KVASIR_RETURN_IF_ERROR(read_kv(body_, request_.options));
     KVASIR_RETURN_IF_ERROR(read_cache_control(body_));
-    KVASIR_RETURN_IF_ERROR(read_thinking());
+    KVASIR_RETURN_IF_ERROR(read_thinking_object(body_, request_));
     KVASIR_RETURN_IF_ERROR(read_output());
     KVASIR_RETURN_IF_ERROR(read_tools());
     KVASIR_RETURN_IF_ERROR(read_system());
     KVASIR_RETURN_IF_ERROR(read_turns());
+    if (!context_.http.field("anthropic-beta").empty()) request_.ignored.emplace_back("anthropic-beta");
+    for (std::string& name : body_.unknown()) request_.ignored.push_back(std::move(name));
     return std::move(request_);
   }
 
@@ -104,9 +81,10 @@ class AnthropicReader {
   Status read_names() {
     if (const Json* metadata = find_field(body_, "metadata"); metadata != nullptr) {
       if (!metadata->is_object()) return wrong_field("metadata", "an object");
+      const Fields fields(*metadata);
       std::string user;
-      KVASIR_RETURN_IF_ERROR(read_text(*metadata, "user_id", 512, user));
-      note_unknown(*metadata, {"user_id"}, request_.ignored, "metadata.");
+      KVASIR_RETURN_IF_ERROR(read_text(fields, "user_id", 512, user));
+      body_.add_nested("metadata", fields);
     }
     std::string tier;
     KVASIR_RETURN_IF_ERROR(read_field(body_, "service_tier", tier));
@@ -115,7 +93,7 @@ class AnthropicReader {
   }
 
   // Pins the prefix for the longest time that any mark asks for.
-  Status read_cache_control(const Json& holder) {
+  Status read_cache_control(const Fields& holder) {
     const Json* mark = find_field(holder, "cache_control");
     if (mark == nullptr) return {};
     const Json* type = mark->is_object() ? find_field(*mark, "type") : nullptr;
@@ -128,24 +106,17 @@ class AnthropicReader {
     return {};
   }
 
-  Status read_thinking() {
-    const Json part = {{"thinking", body_.value("thinking", Json())}};
-    const Fields fields(part);
-    KVASIR_RETURN_IF_ERROR(read_thinking_object(fields, request_));
-    for (std::string& name : fields.unknown()) request_.ignored.push_back(std::move(name));
-    return {};
-  }
-
   Status read_output() {
     const Json* format = find_field(body_, "output_format");
     bool in_config = false;
     if (const Json* config = find_field(body_, "output_config"); config != nullptr) {
       if (!config->is_object()) return wrong_field("output_config", "an object");
-      note_unknown(*config, {"format"}, request_.ignored, "output_config.");
-      if (const Json* given = find_field(*config, "format"); given != nullptr) {
+      const Fields fields(*config);
+      if (const Json* given = find_field(fields, "format"); given != nullptr) {
         format = given;
         in_config = true;
       }
+      body_.add_nested("output_config", fields);
     }
     if (format == nullptr) return {};
     const Json* schema = format->is_object() ? find_field(*format, "schema") : nullptr;
@@ -182,24 +153,25 @@ class AnthropicReader {
     const Json* tools = find_field(body_, "tools");
     if (tools == nullptr) return {};
     if (!tools->is_array() || tools->size() > kMostTools) return wrong_field("tools", "a list of at most 256 tools");
-    Json list = Json::array();
     for (const Json& tool : *tools) {
-      const Json* type = tool.is_object() ? find_field(tool, "type") : nullptr;
+      if (!tool.is_object()) return wrong_field("tools", "a list of objects with 'name' and 'input_schema'");
+      const Fields fields(tool);
+      const Json* type = find_field(fields, "type");
       if (type != nullptr && *type != "custom")
         return not_done("tools",
                         fmt::format("has one of type {:.60}, and only 'custom' is supported here", text_of(*type)));
-      const Json* name = tool.is_object() ? find_field(tool, "name") : nullptr;
-      const Json* schema = tool.is_object() ? find_field(tool, "input_schema") : nullptr;
+      const Json* name = find_field(fields, "name");
+      const Json* schema = find_field(fields, "input_schema");
       if (name == nullptr || !name->is_string() || schema == nullptr || !schema->is_object())
         return wrong_field("tools", "a list of objects with 'name' and 'input_schema'");
-      KVASIR_RETURN_IF_ERROR(read_cache_control(tool));
-      note_unknown(tool, {"type", "name", "description", "input_schema", "cache_control"}, request_.ignored, "tools.");
-      Json function = {{"name", *name}, {"parameters", *schema}};
-      if (const Json* description = find_field(tool, "description"); description != nullptr)
-        function["description"] = *description;
-      list.push_back({{"type", "function"}, {"function", std::move(function)}});
+      KVASIR_RETURN_IF_ERROR(read_cache_control(fields));
+      find_field(fields, "description");
+      body_.add_nested("tools", fields);
     }
-    if (kind != "none" && !list.empty()) request_.options.tools = text_of(list);
+    if (kind == "none" || tools->empty()) return {};
+    request_.tools_path = {"tools"};
+    request_.tools_schema = "input_schema";
+    request_.options.tools = chat_tools(text_of(*tools), "input_schema");
     return {};
   }
 
@@ -260,14 +232,17 @@ class AnthropicReader {
   }
 
   // Reads what all blocks have besides their content.
-  Status read_rest(const Json& block, std::initializer_list<std::string_view> known) {
+  Status read_rest(const Fields& block) {
+    find_field(block, "type");
+    find_field(block, "signature");  // thoughts have none here
     if (const Json* citations = find_field(block, "citations"); citations != nullptr && !citations->empty())
       return unsupported("'citations' are not supported here; omit them").about({"messages"});
-    note_unknown(block, known, request_.ignored, "messages.content.");
-    return read_cache_control(block);
+    KVASIR_RETURN_IF_ERROR(read_cache_control(block));
+    body_.add_nested("messages.content", block);
+    return {};
   }
 
-  static Result<std::string> text_in(const Json& block, const char* field, std::size_t turn) {
+  static Result<std::string> text_in(const Fields& block, const char* field, std::size_t turn) {
     const Json* text = find_field(block, field);
     if (text == nullptr || !text->is_string())
       return wrong_turn("'messages[{}].content' has a block without the text '{}'", turn, field);
@@ -282,25 +257,25 @@ class AnthropicReader {
     };
     for (const Json& block : blocks) {
       const std::string type = type_of(block);
+      const Fields fields(block);
       if (type == "text") {
-        KVASIR_ASSIGN_OR_RETURN(const std::string text, text_in(block, "text", turn));
+        KVASIR_ASSIGN_OR_RETURN(const std::string text, text_in(fields, "text", turn));
         said += text;
         spoke = true;
       } else if (type == "tool_result") {
         flush();
-        KVASIR_RETURN_IF_ERROR(read_tool_result(block, turn));
+        KVASIR_RETURN_IF_ERROR(read_tool_result(fields, turn));
       } else {
         return other_block(type, turn, "'text' and 'tool_result'");
       }
-      KVASIR_RETURN_IF_ERROR(
-          read_rest(block, {"type", "text", "citations", "tool_use_id", "content", "is_error", "cache_control"}));
+      KVASIR_RETURN_IF_ERROR(read_rest(fields));
     }
     if (blocks.empty()) return wrong_turn("'messages[{}].content' is empty", turn);
     flush();
     return {};
   }
 
-  Status read_tool_result(const Json& block, std::size_t turn) {
+  Status read_tool_result(const Fields& block, std::size_t turn) {
     Message result{"tool", {}};
     KVASIR_ASSIGN_OR_RETURN(result.tool_call_id, text_in(block, "tool_use_id", turn));
     if (const auto call = calls_.find(result.tool_call_id); call != calls_.end()) result.name = call->second;
@@ -328,17 +303,18 @@ class AnthropicReader {
     Message message{"assistant", {}};
     for (const Json& block : blocks) {
       const std::string type = type_of(block);
+      const Fields fields(block);
       if (type == "text") {
-        KVASIR_ASSIGN_OR_RETURN(const std::string text, text_in(block, "text", turn));
+        KVASIR_ASSIGN_OR_RETURN(const std::string text, text_in(fields, "text", turn));
         message.content += text;
       } else if (type == "thinking") {
-        KVASIR_ASSIGN_OR_RETURN(const std::string text, text_in(block, "thinking", turn));
+        KVASIR_ASSIGN_OR_RETURN(const std::string text, text_in(fields, "thinking", turn));
         message.reasoning += text;
       } else if (type == "tool_use") {
         ToolCall call;
-        KVASIR_ASSIGN_OR_RETURN(call.id, text_in(block, "id", turn));
-        KVASIR_ASSIGN_OR_RETURN(call.name, text_in(block, "name", turn));
-        const Json* input = find_field(block, "input");
+        KVASIR_ASSIGN_OR_RETURN(call.id, text_in(fields, "id", turn));
+        KVASIR_ASSIGN_OR_RETURN(call.name, text_in(fields, "name", turn));
+        const Json* input = find_field(fields, "input");
         if (input == nullptr || !input->is_object())
           return wrong_turn("'messages[{}].content' has a 'tool_use' whose 'input' is no object", turn);
         call.arguments = text_of(*input);
@@ -347,14 +323,13 @@ class AnthropicReader {
       } else {
         return other_block(type, turn, "'text', 'thinking' and 'tool_use'");
       }
-      KVASIR_RETURN_IF_ERROR(read_rest(
-          block, {"type", "text", "citations", "thinking", "signature", "id", "name", "input", "cache_control"}));
+      KVASIR_RETURN_IF_ERROR(read_rest(fields));
     }
     request_.options.messages.push_back(std::move(message));
     return {};
   }
 
-  const Json& body_;
+  const Fields body_;
   const ReadContext& context_;
   ApiRequest request_;
   std::map<std::string, std::string> calls_;  // name of each call, by its id

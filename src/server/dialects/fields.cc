@@ -25,7 +25,7 @@ Status not_done(const char* field, std::string_view why) {
   return unsupported("'{}' {}", field, why).about({field});
 }
 
-Status refuse_fields(const Json& body, std::initializer_list<const char*> fields) {
+Status refuse_fields(const Fields& body, std::initializer_list<const char*> fields) {
   for (const char* field : fields) {
     const Json* found = find_field(body, field);
     if (found != nullptr && !asks_nothing(*found)) return not_done(field, "is not supported here; omit it");
@@ -33,7 +33,7 @@ Status refuse_fields(const Json& body, std::initializer_list<const char*> fields
   return {};
 }
 
-Status read_bounded_stops(const Json& body, const char* field, std::vector<std::string>& stops) {
+Status read_bounded_stops(const Fields& body, const char* field, std::vector<std::string>& stops) {
   KVASIR_RETURN_IF_ERROR(read_stops(body, field, stops));
   for (const std::string& stop : stops)
     if (stop.size() > kLongestStop) return wrong_field(field, fmt::format("strings of at most {} bytes", kLongestStop));

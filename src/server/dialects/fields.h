@@ -10,6 +10,7 @@
 #include "kvasir/options.h"
 #include "kvasir/status.h"
 #include "server/api/api_request.h"
+#include "server/fields/json_fields.h"
 
 namespace kvasir::server {
 
@@ -18,10 +19,10 @@ Status not_done(const char* field, std::string_view why);
 
 // Refuses these fields where they are given with a value that asks for something: not null, false, "", [] or {}.
 // REQUIRES: string literals.
-Status refuse_fields(const nlohmann::json& body, std::initializer_list<const char*> fields);
+Status refuse_fields(const Fields& body, std::initializer_list<const char*> fields);
 
 // As read_stops. Errors: also for a string of more than kLongestStop bytes, about this field.
-Status read_bounded_stops(const nlohmann::json& body, const char* field, std::vector<std::string>& stops);
+Status read_bounded_stops(const Fields& body, const char* field, std::vector<std::string>& stops);
 
 // Returns the grammar of JSON that a schema accepts.
 GrammarSource schema_grammar(const nlohmann::json& schema);

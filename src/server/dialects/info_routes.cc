@@ -34,7 +34,8 @@ Result<std::string> count_tokens(const Served& model, Exchange& exchange) {
   KVASIR_ASSIGN_OR_RETURN(const Json body, parse_body(exchange.request.body));
   const ModelText& text = model.steps.text();
   const ReadContext context{exchange.request, exchange.caller, text, model.steps.model(), model.defaults.sampling};
-  KVASIR_ASSIGN_OR_RETURN(const ApiRequest request, read_anthropic(body, context, true));
+  KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_anthropic(body, context, true));
+  restore_order(exchange.request.body, request);
   KVASIR_ASSIGN_OR_RETURN(const PromptTokens prompt, encode_request_text(text, request.options));
   if (!request.ignored.empty()) exchange.fields.emplace_back(kIgnoredHeader, ignored_header(request.ignored));
   return text_of({{"input_tokens", prompt.tokens.size()}});
@@ -43,7 +44,8 @@ Result<std::string> count_tokens(const Served& model, Exchange& exchange) {
 // The text has no token that begins every prompt: /completion and /tokenize write it themselves.
 Result<std::string> apply_template(const Served& model, const Exchange& exchange) {
   KVASIR_ASSIGN_OR_RETURN(const Json body, parse_body(exchange.request.body));
-  KVASIR_ASSIGN_OR_RETURN(const ApiRequest request, read_prompts(body, true));
+  KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(body, true));
+  restore_order(exchange.request.body, request);
   const ModelText& text = model.steps.text();
   KVASIR_ASSIGN_OR_RETURN(const PromptTokens prompt, encode_request_text(text, request.options));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<std::int32_t> start, text.encode("", true));

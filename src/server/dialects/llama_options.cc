@@ -16,7 +16,7 @@ namespace {
 using Json = nlohmann::json;
 
 // Samplers that the engine does not have, with the values that turn them off.
-Status refuse_samplers(const Json& options) {
+Status refuse_samplers(const Fields& options) {
   constexpr std::pair<const char*, double> kOff[] = {{"tfs_z", 1}, {"mirostat", 0}, {"adaptive_target", -1}};
   for (const auto& [field, off] : kOff) {
     double value = off;
@@ -34,7 +34,7 @@ Json short_number(float value) {
 
 }  // namespace
 
-Status read_llama_options(const Json& options, GenerateOptions& generate) {
+Status read_llama_options(const Fields& options, GenerateOptions& generate) {
   SamplingOptions& sampling = generate.sampling;
   KVASIR_RETURN_IF_ERROR(refuse_samplers(options));
   KVASIR_RETURN_IF_ERROR(read_sampling_numbers(options, sampling));

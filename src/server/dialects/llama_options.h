@@ -6,6 +6,7 @@
 
 #include "kvasir/options.h"
 #include "kvasir/status.h"
+#include "server/fields/json_fields.h"
 
 namespace kvasir::server {
 
@@ -13,7 +14,7 @@ namespace kvasir::server {
 // frequency_penalty and the four of DRY into `generate`; absent ones stay. Refuses the samplers that the engine does
 // not have where their values are not those that turn them off. Errors: kInvalidArgument and kUnsupported, about() the
 // field.
-Status read_llama_options(const nlohmann::json& options, GenerateOptions& generate);
+Status read_llama_options(const Fields& options, GenerateOptions& generate);
 
 // Returns the same options of a request, as llama-server shows them.
 nlohmann::json llama_settings(const GenerateOptions& generate);

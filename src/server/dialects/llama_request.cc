@@ -12,7 +12,6 @@
 #include "server/dialects/fields.h"
 #include "server/dialects/infill.h"
 #include "server/dialects/llama_options.h"
-#include "server/fields/ignored_fields.h"
 #include "server/fields/json_fields.h"
 
 namespace kvasir::server {
@@ -29,66 +28,6 @@ class LlamaReader {
 
   Result<LlamaBody> read(bool infill) && {
     ApiRequest& request = read_.request;
-    note_unknown(body_,
-                 {"prompt",
-                  "model",
-                  "stream",
-                  "n_predict",
-                  "max_tokens",
-                  "n_keep",
-                  "n_probs",
-                  "cache_prompt",
-                  "stop",
-                  "temperature",
-                  "top_k",
-                  "top_p",
-                  "min_p",
-                  "typical_p",
-                  "top_n_sigma",
-                  "seed",
-                  "repeat_penalty",
-                  "repeat_last_n",
-                  "presence_penalty",
-                  "frequency_penalty",
-                  "mirostat",
-                  "mirostat_tau",
-                  "mirostat_eta",
-                  "xtc_probability",
-                  "xtc_threshold",
-                  "dynatemp_range",
-                  "dynatemp_exponent",
-                  "dry_multiplier",
-                  "dry_base",
-                  "dry_allowed_length",
-                  "dry_penalty_last_n",
-                  "dry_sequence_breakers",
-                  "samplers",
-                  "adaptive_target",
-                  "adaptive_decay",
-                  "ignore_eos",
-                  "logit_bias",
-                  "grammar",
-                  "json_schema",
-                  "return_tokens",
-                  "n_cmpl",
-                  "n",
-                  "lora",
-                  "response_fields",
-                  "post_sampling_probs",
-                  "t_max_predict_ms",
-                  "t_max_prompt_ms",
-                  "n_indent",
-                  "n_discard",
-                  "min_keep",
-                  "return_progress",
-                  "timings_per_token",
-                  "id_slot",
-                  "image_data",
-                  "input_prefix",
-                  "input_suffix",
-                  "input_extra",
-                  "kv"},
-                 request.ignored);
     KVASIR_RETURN_IF_ERROR(refuse_others());
     KVASIR_RETURN_IF_ERROR(read_field(body_, "model", request.model));
     KVASIR_RETURN_IF_ERROR(read_field(body_, "stream", request.stream));
@@ -106,6 +45,7 @@ class LlamaReader {
       return invalid_argument("{} prompts of {} texts each are {}; at most {} go together", request.prompts.size(),
                               request.n, all, kMostSamples)
           .about({"prompt"});
+    for (std::string& name : body_.unknown()) request.ignored.push_back(std::move(name));
     read_.shown.generate = request.options.generate;
     read_.shown.n = request.n;
     read_.shown.stream = request.stream;
@@ -274,7 +214,7 @@ class LlamaReader {
     return add_tokens(std::move(prompt.tokens));
   }
 
-  const Json& body_;
+  const Fields body_;
   const ReadContext& context_;
   LlamaBody read_;
 };

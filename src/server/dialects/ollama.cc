@@ -63,6 +63,7 @@ class OllamaWriter final : public AnswerWriter {
         case Kind::kArguments: call_.arguments += piece.text; break;
         // A call comes whole.
         case Kind::kCallEnds:
+        case Kind::kCallBreaks:
           lines += line(part({}, {}, Json::array({call_object(call_.id, call_.name, call_.arguments)})), false);
           break;
       }

@@ -10,7 +10,6 @@
 #include "server/dialects/infill.h"
 #include "server/dialects/llama_options.h"
 #include "server/dialects/ollama.h"
-#include "server/fields/ignored_fields.h"
 #include "server/fields/json_fields.h"
 
 namespace kvasir::server {
@@ -36,6 +35,7 @@ class OllamaReader {
     KVASIR_RETURN_IF_ERROR(read_kv(body_, request_.options));
     KVASIR_RETURN_IF_ERROR(request_.chat ? read_chat() : read_generate());
     KVASIR_RETURN_IF_ERROR(read_keep_alive());
+    request_.ignored = body_.unknown();
     return std::move(request_);
   }
 
@@ -46,49 +46,24 @@ class OllamaReader {
     const Json* options = find_field(body_, "options");
     if (options == nullptr) return {};
     if (!options->is_object()) return wrong_field("options", "an object");
-    // What a machine runs a model with was settled when this server started: num_gpu and the like are not read.
-    note_unknown(*options,
-                 {"num_predict",
-                  "num_ctx",
-                  "num_keep",
-                  "temperature",
-                  "top_k",
-                  "top_p",
-                  "min_p",
-                  "typical_p",
-                  "top_n_sigma",
-                  "xtc_probability",
-                  "xtc_threshold",
-                  "dynatemp_range",
-                  "dynatemp_exponent",
-                  "tfs_z",
-                  "seed",
-                  "stop",
-                  "repeat_penalty",
-                  "repeat_last_n",
-                  "presence_penalty",
-                  "frequency_penalty",
-                  "mirostat",
-                  "dry_multiplier",
-                  "dry_base",
-                  "dry_allowed_length",
-                  "dry_penalty_last_n"},
-                 request_.ignored, "options.");
-    KVASIR_RETURN_IF_ERROR(read_llama_options(*options, generate));
+    const Fields fields(*options);
+    KVASIR_RETURN_IF_ERROR(read_llama_options(fields, generate));
     constexpr std::int64_t kMost = std::int64_t{1} << 40;
     std::int64_t most = -1;  // -1: until the model ends; -2: until the context is full
-    KVASIR_RETURN_IF_ERROR(read_whole(*options, "num_predict", -2, kMost, most));
+    KVASIR_RETURN_IF_ERROR(read_whole(fields, "num_predict", -2, kMost, most));
     generate.max_tokens = most < 0 ? -1 : most;
     request_.token_limit_given = most >= 0;
     std::int64_t context = 0;
-    KVASIR_RETURN_IF_ERROR(read_whole(*options, "num_ctx", 0, kMost, context));
+    KVASIR_RETURN_IF_ERROR(read_whole(fields, "num_ctx", 0, kMost, context));
     if (context > context_.model.context)
       return invalid_argument("'num_ctx' is {}, and this model's context is {} tokens", context, context_.model.context)
           .about({"num_ctx"});
     std::int64_t keep = 0;  // -1: the whole prompt
-    KVASIR_RETURN_IF_ERROR(read_whole(*options, "num_keep", -1, kMost, keep));
+    KVASIR_RETURN_IF_ERROR(read_whole(fields, "num_keep", -1, kMost, keep));
     if (keep < 0) return not_done("num_keep", "can be 0 or more here");
     request_.options.protect = keep;
+    // What a machine runs a model with was settled when this server started: num_gpu and the like are not read.
+    body_.add_nested("options", fields);
     return {};
   }
 
@@ -129,10 +104,6 @@ class OllamaReader {
   }
 
   Status read_chat() {
-    note_unknown(body_,
-                 {"model", "messages", "tools", "format", "options", "stream", "keep_alive", "think", "logprobs",
-                  "top_logprobs", "truncate", "shift", "kv"},
-                 request_.ignored);
     const Json* tools = find_field(body_, "tools");
     if (tools != nullptr && !tools->is_array()) return wrong_field("tools", "a list");
     if (tools != nullptr && !tools->empty()) {
@@ -151,17 +122,19 @@ class OllamaReader {
       return invalid_argument("'messages[{}]' must have {}", index, needs).about({"messages"});
     };
     Message message;
-    if (!said.is_object() || !read_field(said, "role", message.role).ok() || message.role.empty())
-      return wrong("a 'role', a string");
+    if (!said.is_object()) return wrong("a 'role', a string");
+    const Fields fields(said);
+    if (!read_field(fields, "role", message.role).ok() || message.role.empty()) return wrong("a 'role', a string");
     if (message.role != "system" && message.role != "user" && message.role != "assistant" && message.role != "tool")
       return wrong("the role 'system', 'user', 'assistant' or 'tool'");
-    if (!read_field(said, "content", message.content).ok()) return wrong("a 'content', a string");
-    if (!read_field(said, "thinking", message.reasoning).ok()) return wrong("a 'thinking' that is a string");
-    if (!read_field(said, "tool_name", message.name).ok()) return wrong("a 'tool_name' that is a string");
-    if (!read_field(said, "tool_call_id", message.tool_call_id).ok()) return wrong("a 'tool_call_id' that is a string");
-    if (const Json* images = find_field(said, "images"); images != nullptr && !images->empty())
+    if (!read_field(fields, "content", message.content).ok()) return wrong("a 'content', a string");
+    if (!read_field(fields, "thinking", message.reasoning).ok()) return wrong("a 'thinking' that is a string");
+    if (!read_field(fields, "tool_name", message.name).ok()) return wrong("a 'tool_name' that is a string");
+    if (!read_field(fields, "tool_call_id", message.tool_call_id).ok())
+      return wrong("a 'tool_call_id' that is a string");
+    if (const Json* images = find_field(fields, "images"); images != nullptr && !images->empty())
       return unsupported("'messages[{}].images' are not supported here; omit them", index).about({"messages"});
-    if (const Json* calls = find_field(said, "tool_calls"); calls != nullptr) {
+    if (const Json* calls = find_field(fields, "tool_calls"); calls != nullptr) {
       if (!calls->is_array()) return wrong("'tool_calls' that are a list");
       for (const Json& each : *calls) {
         const Json* function = each.is_object() ? find_field(each, "function") : nullptr;
@@ -174,17 +147,12 @@ class OllamaReader {
         message.tool_calls.push_back(std::move(call));
       }
     }
-    note_unknown(said, {"role", "content", "thinking", "tool_name", "tool_call_id", "images", "tool_calls"},
-                 request_.ignored, "messages.");
+    body_.add_nested("messages", fields);
     request_.options.messages.push_back(std::move(message));
     return {};
   }
 
   Status read_generate() {
-    note_unknown(body_,
-                 {"model", "prompt", "suffix", "images", "format", "options", "system", "template", "context", "stream",
-                  "raw", "keep_alive", "think", "logprobs", "top_logprobs", "truncate", "shift", "kv"},
-                 request_.ignored);
     KVASIR_RETURN_IF_ERROR(refuse_fields(body_, {"images", "template", "context"}));
     std::string prompt, system, suffix;
     bool raw = false;
@@ -210,7 +178,7 @@ class OllamaReader {
     return {};
   }
 
-  const Json& body_;
+  const Fields body_;
   const ReadContext& context_;
   ApiRequest request_;
 };

@@ -33,7 +33,8 @@ class ResponsesWriter final : public AnswerWriter {
     if (!message.content.empty() || message.tool_calls.empty())
       output.push_back(item(Kind::kContent, message.content, {}, status_of(choice)));
     for (const ToolCall& call : message.tool_calls)
-      output.push_back(item(Kind::kCallBegins, call.arguments, call, "completed"));
+      output.push_back(
+          item(Kind::kCallBegins, call.arguments, call, Json::accept(call.arguments) ? "completed" : "incomplete"));
     return text_of(completed(choice, message, std::move(output), totals));
   }
 
@@ -59,6 +60,7 @@ class ResponsesWriter final : public AnswerWriter {
           events += delta(piece.text);
           break;
         case Kind::kCallEnds: events += close("completed"); break;
+        case Kind::kCallBreaks: events += close("incomplete"); break;
         case Kind::kCallFails:
           events += close("incomplete");
           events += open(Kind::kContent, {});
@@ -134,6 +136,8 @@ class ResponsesWriter final : public AnswerWriter {
                        {"total_tokens", usage.prompt + usage.completion}};
     answer["kv"] = kv_of(choice);
     if (!body_.store || !store_.enabled()) return answer;
+    // A call that broke off has no place in a prompt.
+    std::erase_if(message.tool_calls, [](const ToolCall& call) { return !Json::accept(call.arguments); });
     body_.conversation.push_back(std::move(message));
     answer["store"] = store_.put(caller_, head_.id, {text_of(answer), std::move(body_.conversation)});
     return answer;

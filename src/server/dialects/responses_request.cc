@@ -7,7 +7,6 @@
 
 #include "base/status.h"
 #include "server/dialects/fields.h"
-#include "server/fields/ignored_fields.h"
 #include "server/fields/json_fields.h"
 #include "server/fields/sampling_fields.h"
 #include "server/fields/tool_fields.h"
@@ -32,36 +31,6 @@ class ResponsesReader {
 
   Result<ResponsesBody> read() && {
     ApiRequest& request = read_.request;
-    note_unknown(body_,
-                 {"model",
-                  "input",
-                  "instructions",
-                  "stream",
-                  "stream_options",
-                  "store",
-                  "previous_response_id",
-                  "max_output_tokens",
-                  "temperature",
-                  "top_p",
-                  "metadata",
-                  "text",
-                  "reasoning",
-                  "tools",
-                  "tool_choice",
-                  "parallel_tool_calls",
-                  "user",
-                  "safety_identifier",
-                  "service_tier",
-                  "truncation",
-                  "background",
-                  "conversation",
-                  "include",
-                  "prompt",
-                  "max_tool_calls",
-                  "top_logprobs",
-                  "context_management",
-                  "kv"},
-                 request.ignored);
     request.chat = true;
     KVASIR_RETURN_IF_ERROR(
         refuse_fields(body_, {"background", "conversation", "prompt", "max_tool_calls", "context_management"}));
@@ -116,7 +85,7 @@ class ResponsesReader {
                         fmt::format("has {:.60}, which is not supported here; \"reasoning.encrypted_content\" is "
                                     "accepted, without effect",
                                     text_of(each)));
-    read_.request.ignored.push_back("include");
+    include_named_ = true;
     return {};
   }
 
@@ -151,8 +120,9 @@ class ResponsesReader {
     const Json* text = find_field(body_, "text");
     if (text == nullptr) return {};
     if (!text->is_object()) return wrong_field("text", "an object");
-    note_unknown(*text, {"format"}, read_.request.ignored, "text.");
-    const Json* format = find_field(*text, "format");
+    const Fields fields(*text);
+    const Json* format = find_field(fields, "format");
+    body_.add_nested("text", fields);
     if (format == nullptr) return {};
     const Json type = format->is_object() ? format->value("type", Json()) : Json();
     read_.request.grammar_field = "text.format";
@@ -174,10 +144,11 @@ class ResponsesReader {
     const Json* reasoning = find_field(body_, "reasoning");
     if (reasoning == nullptr) return {};
     if (!reasoning->is_object()) return wrong_field("reasoning", "an object");
-    note_unknown(*reasoning, {"effort", "max_tokens"}, read_.request.ignored, "reasoning.");
-    KVASIR_RETURN_IF_ERROR(read_thought_budget(*reasoning, "max_tokens", "reasoning.max_tokens", read_.request));
+    const Fields fields(*reasoning);
+    KVASIR_RETURN_IF_ERROR(read_thought_budget(fields, "max_tokens", "reasoning.max_tokens", read_.request));
     std::string effort;
-    KVASIR_RETURN_IF_ERROR(read_text(*reasoning, "effort", 16, effort));
+    KVASIR_RETURN_IF_ERROR(read_text(fields, "effort", 16, effort));
+    body_.add_nested("reasoning", fields);
     if (effort.empty()) return {};
     read_.request.options.thinking = effort != "none" ? Thinking::kOn : Thinking::kOff;
     if (effort != "none") set_template_argument(read_.request.options, "reasoning_effort", effort);
@@ -209,7 +180,6 @@ class ResponsesReader {
     if (tools == nullptr) return {};
     if (!tools->is_array() || tools->size() > kMostFunctions)
       return wrong_field("tools", "a list of at most 256 tools");
-    Json list = Json::array();
     for (const Json& tool : *tools) {
       const Json type = tool.is_object() ? tool.value("type", Json()) : Json();
       if (type != "function")
@@ -217,13 +187,12 @@ class ResponsesReader {
                         fmt::format("has one of type {:.60}, and only \"function\" is supported here", text_of(type)));
       const Json* name = find_field(tool, "name");
       if (name == nullptr || !name->is_string()) return wrong_field("tools", "a list of functions with a 'name'");
-      Json function = {{"name", *name}};
-      for (const char* field : {"description", "parameters", "strict"})
-        if (const Json* given = find_field(tool, field); given != nullptr) function[field] = *given;
-      list.push_back({{"type", "function"}, {"function", std::move(function)}});
     }
     read_.repeated["tools"] = *tools;
-    if (!list.empty() && (choice == nullptr || *choice != "none")) read_.request.options.tools = text_of(list);
+    if (tools->empty() || (choice != nullptr && *choice == "none")) return {};
+    read_.request.tools_path = {"tools"};
+    read_.request.tools_schema = "parameters";
+    read_.request.options.tools = chat_tools(text_of(*tools), "parameters");
     return {};
   }
 
@@ -357,15 +326,18 @@ class ResponsesReader {
     options.messages.insert(options.messages.end(), read_.conversation.begin(), read_.conversation.end());
     options.prompt_end = PromptEnd::kOpen;
     if (!read_.store) read_.conversation.clear();
+    read_.request.ignored = body_.unknown();
+    if (include_named_) read_.request.ignored.emplace_back("include");
     read_.repeated["instructions"] = instructions.empty() ? Json() : Json(std::move(instructions));
     return std::move(read_);
   }
 
-  const Json& body_;
+  const Fields body_;
   ResponseStore& store_;
   const ReadContext& context_;
   ResponsesBody read_;
   std::map<std::string, std::string> calls_;  // name of each call, by its id
+  bool include_named_ = false;                // "include" asks for something that has no effect
 };
 
 }  // namespace

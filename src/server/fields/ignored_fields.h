@@ -2,8 +2,6 @@
 // Thread-safety: pure functions.
 #pragma once
 
-#include <initializer_list>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,11 +9,6 @@
 namespace kvasir::server {
 
 inline constexpr std::string_view kIgnoredHeader = "X-Kvasir-Ignored";
-
-// Adds the members of `object` that are not among `known` to `ignored`, each behind `path` ("options."). Adds nothing
-// for a value that is no object.
-void note_unknown(const nlohmann::json& object, std::initializer_list<std::string_view> known,
-                  std::vector<std::string>& ignored, std::string_view path = {});
 
 // Returns the value of the header: at most 16 names of up to 64 bytes, "..." for the others, and '?' for each byte that
 // no name of a field has. "" without names.

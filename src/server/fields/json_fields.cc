@@ -36,7 +36,10 @@ const Json* Fields::find(const char* field) const {
 }
 
 void Fields::add_nested(const char* field, const Fields& nested) const {
-  for (const std::string& name : nested.unknown()) nested_.push_back(std::string(field) + "." + name);
+  for (const std::string& name : nested.unknown()) {
+    const std::string path = std::string(field) + "." + name;
+    if (nested_.size() < kMostUnknown && std::ranges::count(nested_, path) == 0) nested_.push_back(path);
+  }
 }
 
 std::vector<std::string> Fields::unknown() const {

@@ -164,6 +164,23 @@ Status read_thinking(const Fields& body, ApiRequest& request) {
   return {};
 }
 
+std::string chat_tools(std::string_view tools, const char* schema) {
+  using Ordered = nlohmann::ordered_json;
+  const Ordered given = Ordered::parse(tools, nullptr, false);
+  Ordered list = Ordered::array();
+  for (const Ordered& tool : given) {
+    if (!tool.is_object()) continue;
+    Ordered function = Ordered::object();
+    for (const auto& [field, name] : {std::pair<const char*, const char*>("name", "name"),
+                                      {"description", "description"},
+                                      {schema, "parameters"},
+                                      {"strict", "strict"}})
+      if (const auto found = tool.find(field); found != tool.end() && !found->is_null()) function[name] = *found;
+    list.push_back({{"type", "function"}, {"function", std::move(function)}});
+  }
+  return list.dump(-1, ' ', false, Ordered::error_handler_t::replace);
+}
+
 Status read_message_parts(const Json& json, std::size_t index, Message& message) {
   KVASIR_RETURN_IF_ERROR(read_text_of(json, index, "name", kLongestId, message.name));
   if (message.role != "tool") message.name.clear();  // of a person: templates write none

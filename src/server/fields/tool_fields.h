@@ -29,6 +29,10 @@ Status read_thought_budget(const Fields& object, const char* field, const char* 
 // Reads Anthropic's "thinking". Errors: kInvalidArgument.
 Status read_thinking_object(const Fields& body, ApiRequest& request);
 
+// Returns tools without a "function" object, {"name", "description", SCHEMA, "strict"}, in the form of OpenAI's chats.
+// `schema`: the name of their schemas. Keys keep their order.
+std::string chat_tools(std::string_view tools, const char* schema);
+
 // Reads what a message has besides role and content: "tool_calls", "tool_call_id", "name", "reasoning_content" (or
 // "reasoning"). `index`: of the message. Errors: kInvalidArgument, about("messages").
 Status read_message_parts(const nlohmann::json& json, std::size_t index, Message& message);

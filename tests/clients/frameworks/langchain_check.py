@@ -74,6 +74,15 @@ def check_responses(server):
     assert functools.reduce(lambda one, two: one + two, chunks).text == server.answer(), chunks
 
 
+def check_embeddings(server):
+    from langchain_openai import OpenAIEmbeddings
+    # Without the check of lengths it would count tokens with OpenAI's vocabulary, and send those.
+    embeddings = OpenAIEmbeddings(model="m", base_url=server.v1, api_key="none", check_embedding_ctx_length=False)
+    many = embeddings.embed_documents([f"text {i}" for i in range(150)])
+    assert len(many) == 150 and len(many[0]) == 576 and many[7] != many[8], len(many)
+    assert embeddings.embed_query("text 7") == many[7]
+
+
 def check_refusals(server):
     import openai
     for options, error in ({"model": "other"}, openai.NotFoundError), ({"extra_body": {"mirostat": 2}}, openai.BadRequestError):
@@ -85,4 +94,4 @@ def check_refusals(server):
 
 
 if __name__ == "__main__":
-    framework.main("langchain", globals())
+    framework.main("langchain", globals(), options=("--pooling", "mean"))
