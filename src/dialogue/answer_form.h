@@ -31,7 +31,8 @@ struct AnswerRules {
   AnswerFormat format;
   std::vector<Tool> tools;
   bool starts_in_thoughts = false;
-  bool may_think = true;  // an answer under a grammar may begin with thoughts
+  bool json_content = false;  // the content is JSON: a mark inside a string of it marks nothing
+  bool may_think = true;      // an answer under a grammar may begin with thoughts
   static constexpr int kMostCalls = 128;
   int most_calls = kMostCalls;  // the answer ends with this one: what follows it is dropped
 

@@ -109,13 +109,13 @@ class ChannelParser final : public AnswerParser {
             return false;
           }
         }
-      if (is_call_) follow(rest[0]);
+      if (is_call_ || (rules_->json_content && kind_ == AnswerPiece::Kind::kContent)) follow(rest[0]);
     }
     say(take(buffer_.size()));
     return false;
   }
 
-  // Follows the quotation marks of arguments: a mark inside a string of them ends nothing.
+  // Follows the quotation marks of JSON: a mark inside a string of them ends nothing.
   void follow(char c) {
     const bool plain = !std::exchange(escaped_, false);
     if (plain && c == '\\') escaped_ = quoted_;
@@ -146,7 +146,7 @@ class ChannelParser final : public AnswerParser {
   std::string raw_;  // of the message under way, if that is a call
   AnswerPiece::Kind kind_ = AnswerPiece::Kind::kContent;
   bool in_body_ = false, is_call_ = false, ending_ = false;
-  bool quoted_ = false, escaped_ = false;  // the call's arguments go on within a string, behind a backslash
+  bool quoted_ = false, escaped_ = false;  // JSON goes on within a string, behind a backslash
 };
 
 }  // namespace

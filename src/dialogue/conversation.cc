@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "base/status.h"
@@ -56,10 +57,12 @@ Result<ChatPrompt> rendered(const ChatTemplate& chat, const std::vector<Message>
 // alike however it goes on.
 void name_in_ids(std::vector<Message>& messages) {
   std::map<std::string, std::string> renamed;
-  std::size_t number = 0;
+  std::set<std::string> used;
+  std::size_t number = 0;  // of calls so far
   for (Message& message : messages) {
     for (ToolCall& call : message.tool_calls) {
-      const std::string id = is_named_id(call.id, call.name) ? call.id : named_id(call.name, number);
+      std::string id = is_named_id(call.id, call.name) ? call.id : named_id(call.name, number);
+      for (std::size_t other = number; !used.insert(id).second; ++other) id = named_id(call.name, other);
       renamed.insert_or_assign(std::exchange(call.id, id), id);
       ++number;
     }
@@ -184,6 +187,7 @@ Result<Conversation> write_conversation(const ChatTemplate& chat, const Vocabula
   if (options.thinking == Thinking::kOff) close_thoughts(format.thoughts, conversation.prompt);
   if (!thinks && tools.empty()) return conversation;
   AnswerRules rules = {format, std::move(tools), opens_thoughts(format.thoughts, last_own_text(conversation.prompt))};
+  rules.json_content = options.grammar && options.grammar->kind == GrammarSource::Kind::kJsonSchema;
   rules.may_think = options.thinking != Thinking::kOff;
   // A small model that must call one named tool calls it again and again, and clients expect one call of it.
   const bool single = !options.parallel_tool_calls || options.tool_choice == ToolChoice::kNamed;

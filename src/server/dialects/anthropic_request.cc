@@ -42,6 +42,7 @@ class AnthropicReader {
     KVASIR_RETURN_IF_ERROR(read_kv(body_, request_.options));
     KVASIR_RETURN_IF_ERROR(read_cache_control(body_));
     KVASIR_RETURN_IF_ERROR(read_thinking_object(body_, request_));
+    settle_thinking(request_.options);
     KVASIR_RETURN_IF_ERROR(read_output());
     KVASIR_RETURN_IF_ERROR(read_tools());
     KVASIR_RETURN_IF_ERROR(read_system());

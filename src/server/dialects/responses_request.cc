@@ -149,10 +149,12 @@ class ResponsesReader {
     std::string effort;
     KVASIR_RETURN_IF_ERROR(read_text(fields, "effort", 16, effort));
     body_.add_nested("reasoning", fields);
-    if (effort.empty()) return {};
-    read_.request.options.thinking = effort != "none" ? Thinking::kOn : Thinking::kOff;
-    if (effort != "none") set_template_argument(read_.request.options, "reasoning_effort", effort);
-    read_.repeated["reasoning"] = {{"effort", effort}, {"summary", nullptr}};
+    if (!effort.empty()) {
+      read_.request.options.thinking = effort != "none" ? Thinking::kOn : Thinking::kOff;
+      if (effort != "none") set_template_argument(read_.request.options, "reasoning_effort", effort);
+      read_.repeated["reasoning"] = {{"effort", effort}, {"summary", nullptr}};
+    }
+    settle_thinking(read_.request.options);
     return {};
   }
 

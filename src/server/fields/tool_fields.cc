@@ -101,13 +101,17 @@ Status read_thought_budget(const Fields& object, const char* field, const char* 
   if (!*read || **read < 0) return {};
   const std::int64_t budget = **read;
   std::int64_t& least = request.options.generate.thought_budget;
-  if (budget == 0) {
-    request.options.thinking = Thinking::kOff;
-  } else if (least < 0 || budget < least) {
+  if (least < 0 || budget < least) {
     least = budget;
     request.budget_field = name;
   }
   return {};
+}
+
+void settle_thinking(RequestOptions& options) {
+  if (options.generate.thought_budget != 0) return;
+  options.thinking = Thinking::kOff;
+  options.generate.thought_budget = -1;
 }
 
 Status read_thinking_object(const Fields& body, ApiRequest& request) {
@@ -161,6 +165,7 @@ Status read_thinking(const Fields& body, ApiRequest& request) {
     return make_status(StatusCode::kUnsupported,
                        "'reasoning_format' is always \"deepseek\" here: thoughts are in 'reasoning_content'")
         .about({"reasoning_format"});
+  settle_thinking(options);
   return {};
 }
 

@@ -26,6 +26,9 @@ Status read_thinking(const Fields& body, ApiRequest& request);
 // `name`: the field as the client wrote it, a string literal. Errors: kInvalidArgument.
 Status read_thought_budget(const Fields& object, const char* field, const char* name, ApiRequest& request);
 
+// Switches thoughts off where the least budget is 0, whatever else was asked for. Call it when all fields were read.
+void settle_thinking(RequestOptions& options);
+
 // Reads Anthropic's "thinking". Errors: kInvalidArgument.
 Status read_thinking_object(const Fields& body, ApiRequest& request);
 
