@@ -3,8 +3,8 @@
 
 namespace kvasir {
 
-// A hidden state is a row of the residual stream behind the model's last norm: what the output matrix is multiplied
-// with. The values of llama.cpp's pooling types (GGUF: {architecture}.pooling_type 0, 1 and 3).
+// A hidden state is a row of the residual stream behind the model's last norm: the input of the output matrix. In GGUF
+// files {architecture}.pooling_type is 0, 1 or 3 for these.
 enum class Pooling {
   kNone,  // no embedding
   kMean,  // the mean over all tokens

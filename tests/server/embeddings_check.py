@@ -83,12 +83,13 @@ def check_refusals(server):
     for change, word in (({"input": ""}, "input"), ({"input": []}, "input"), ({"input": None}, "input"), ({"input": 5}, "input"),
                          ({"input": ["x", ""]}, "input"), ({"input": ["x"] * 2049}, "2048"), ({"input": [-1]}, "vocabulary"),
                          ({"input": [10**9]}, "vocabulary"), ({"dimensions": 0}, "dimensions"), ({"dimensions": 10**6}, "dimensions"),
-                         ({"encoding_format": "int8"}, "encoding_format"), ({"kv": {"pin": True}}, "pin"),
+                         ({"encoding_format": "int8"}, "encoding_format"), ({"kv": {"pin": True}}, "pin"), ({"kv": {"thoughts": "drop"}}, "kv.thoughts"),
                          ({"kv": {"policy": "x"}}, "policy"), ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens")):
         status, _, got = post(server, "/v1/embeddings", {"input": "x", **change})
         assert status == 400 and word in got["error"]["message"] and len(got["error"]["message"].splitlines()) == 1, (change, status, got)
     status, _, got = post(server, "/v1/embeddings", {"input": "x", "model": "other"})
     assert status == 404, got
+    assert post(server, "/api/embed", {"input": "x", "keep_alive": 0})[0] == 400 and post(server, "/api/embed", {"input": "x", "keep_alive": "5m"})[0] == 200
     status, _, got = post(server, "/embedding", {"content": "x", "embd_normalize": 1})
     assert status == 400 and "embd_normalize" in got["error"]["message"], got
 

@@ -226,6 +226,8 @@ def check_prompts(server):
     for kept, more in ((ids[-3:], {}), (ids[:3], {"truncation_side": "right"})):
         cut = story(server, truncate_prompt_tokens=3, **more)
         assert cut["prompt_token_ids"] == kept and cut["token_ids"] == story(server, prompt=kept)["token_ids"], (cut, kept)
+    assert "opening" in refused(server, CHAT, "truncation_side", messages=chat["messages"], truncate_prompt_tokens=3,
+                                truncation_side="right")
     assert story(server, truncate_prompt_tokens=100)["prompt_token_ids"] == ids
     shown = story(server, truncate_prompt_tokens=3, echo=True)
     assert not shown["text"].startswith(STORY) and shown["text"].lstrip().startswith(STORY.split()[-3]), shown

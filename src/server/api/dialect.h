@@ -28,9 +28,9 @@ struct AnswerTotals {
 };
 
 // Writes the answer of one completion: whole, or as the parts of a stream. Calls come in this order: start(), then
-// whole(); or start(), begin(), for each choice pieces() any number of times and end_choice(), and end(). failure()
-// may take the place of any call after begin().
-// Thread-safety: made on any thread, then the I/O thread's alone.
+// ended() for each choice, and whole(); or start(), begin(), for each choice pieces() any number of times and
+// end_choice(), and end(). failure() may take the place of any call after begin(). Thread-safety: made on any thread,
+// then the I/O thread's alone.
 class AnswerWriter {
  public:
   virtual ~AnswerWriter() = default;
@@ -38,6 +38,9 @@ class AnswerWriter {
   // `prompt_tokens`: of all prompts; 0 for a session, where they are not known yet.
   virtual void start(const AnswerHead& head, std::int64_t prompt_tokens) = 0;
 
+  // A choice has ended, others perhaps not: time for work that is long for the I/O thread if it is done for all at
+  // once.
+  virtual void ended(const Choice&) {}
   // Returns the whole body. REQUIRES: choices not empty, in order of index.
   virtual std::string whole(std::span<const Choice> choices, const AnswerTotals& totals) = 0;
 

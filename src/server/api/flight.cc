@@ -252,8 +252,11 @@ void Flight::happened(std::size_t part, const Event& event) {
     case Event::Kind::kFinished:
       samples_.end(sample, event.result);
       if (sample.parser != nullptr) write_pieces(samples_.choice_of(part, number), Samples::read(sample, "", true), {});
-      if (request().stream)
+      if (request().stream) {
         exchange_.answer->write(ready_.writer->end_choice(samples_.choice_of(part, number), event.choices));
+      } else {
+        ready_.writer->ended(samples_.choice_of(part, number));
+      }
       samples_.left() == 0 ? ended() : submit_parts();
       break;
   }

@@ -143,8 +143,8 @@ Status check_reports(const ReadyRequest& ready) {
   return {};
 }
 
-// Cuts a prompt to the tokens that the request keeps of it, and returns whether it did.
-bool truncate(const ApiRequest& request, std::int64_t context, PromptTokens& prompt) {
+// Cuts a prompt to the tokens that the request keeps of it, and returns whether it did. Errors: kInvalidArgument.
+Result<bool> truncate(const ApiRequest& request, std::int64_t context, PromptTokens& prompt) {
   if (!request.truncate_prompt) return false;
   std::int64_t keep = *request.truncate_prompt;
   if (keep < 0)
@@ -152,6 +152,12 @@ bool truncate(const ApiRequest& request, std::int64_t context, PromptTokens& pro
   const std::int64_t cut = std::ssize(prompt.tokens) - keep;
   if (cut <= 0) return false;
   prompt.lasting_tokens = 0;
+  if (request.keeps_first && request.chat)
+    return invalid_argument(
+               "'truncation_side' is \"right\", which would cut off the opening of the answer: the chat has {} tokens "
+               "more than are kept; give \"left\", or fewer messages",
+               cut)
+        .about({"truncation_side"});
   if (request.keeps_first) {
     prompt.tokens.resize(static_cast<std::size_t>(keep));
     prompt.system_tokens = std::min(prompt.system_tokens, keep);
@@ -205,7 +211,7 @@ Result<ReadyPrompt> ready_prompt(const StepThread& steps, const ApiRequest& requ
   Result<PromptTokens> prompt = steps.text().encode_prompt(options);
   if (!prompt.ok()) return about_field(request, prompt.status());
   ready.prompt = std::move(*prompt);
-  const bool cut = truncate(request, steps.model().context, ready.prompt);
+  KVASIR_ASSIGN_OR_RETURN(const bool cut, truncate(request, steps.model().context, ready.prompt));
   if (request.return_token_ids) ready.ids = ready.prompt.tokens;
   if (!request.echo) return ready;
   if (request.chat) {
@@ -327,6 +333,9 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
     }
     return ready;
   }
+  if (!ready.request.chat && options.thoughts == "drop")
+    return invalid_argument("'kv.thoughts' is for chats, whose template marks thoughts; omit it")
+        .about({"kv.thoughts"});
   Result<std::string> policy = with_thoughts(options.policy.empty() ? model.defaults.policy : options.policy,
                                              std::exchange(options.thoughts, {}));
   if (!policy.ok()) return in_body(policy.status());

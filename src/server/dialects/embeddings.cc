@@ -16,6 +16,7 @@
 #include "server/dialects/fields.h"
 #include "server/dialects/llama_server.h"
 #include "server/dialects/ollama.h"
+#include "server/dialects/ollama_request.h"
 #include "server/dialects/openai.h"
 #include "server/fields/known_fields.h"
 
@@ -25,7 +26,8 @@ namespace {
 using Json = nlohmann::json;
 using Form = Embeddings::Form;
 
-constexpr std::size_t kMostInputs = 2048;  // as in OpenAI's API
+constexpr std::size_t kMostInputs = 2048;                   // as in OpenAI's API
+constexpr std::size_t kMostNumbers = std::size_t{1} << 22;  // of an answer, which is about 60 MB of text
 
 struct Shown {
   Form form = Form::kOpenAi;
@@ -34,7 +36,7 @@ struct Shown {
   bool base64 = false;
 };
 
-// Returns the first dimensions of a vector, scaled to length 1.
+// Returns the first dimensions of a vector, scaled to length 1 unless the client wants them as they are.
 std::vector<float> shortened(std::span<const float> vector, const Shown& shown) {
   const std::span<const float> first = vector.first(static_cast<std::size_t>(shown.dimensions));
   double squares = 0;
@@ -68,31 +70,33 @@ void append_base64(std::span<const float> vector, std::string& out) {
   out += '"' + text + '"';
 }
 
-// Writes the lists of numbers itself: a JSON library takes several times as long for them, on the I/O thread.
+// Writes the lists of numbers itself, each when its text has been read: a JSON library takes several times as long.
 class EmbeddingsWriter final : public AnswerWriter {
  public:
   explicit EmbeddingsWriter(const Shown& shown) : shown_(shown) {}
 
   void start(const AnswerHead& head, std::int64_t) override { head_ = head; }
 
-  std::string whole(std::span<const Choice> choices, const AnswerTotals& totals) override {
-    std::string list;
-    for (const Choice& choice : choices) {
-      if (!list.empty()) list += ',';
-      append_one(choice, list);
-    }
+  void ended(const Choice& choice) override {
+    const auto index = static_cast<std::size_t>(choice.index);
+    if (index >= parts_.size()) parts_.resize(index + 1);
+    append_one(choice, parts_[index]);
+  }
+
+  std::string whole(std::span<const Choice>, const AnswerTotals& totals) override {
     const auto nanoseconds = static_cast<std::int64_t>(totals.seconds * 1e9);
+    const std::string model = text_of(Json(head_.model));
     switch (shown_.form) {
       case Form::kOpenAi:
-        return fmt::format(
-            R"({{"object":"list","data":[{}],"model":{},"usage":{{"prompt_tokens":{},"total_tokens":{}}}}})", list,
-            text_of(Json(head_.model)), totals.usage.prompt, totals.usage.prompt);
+        return joined(R"({"object":"list","data":[)",
+                      fmt::format(R"(],"model":{},"usage":{{"prompt_tokens":{},"total_tokens":{}}}}})", model,
+                                  totals.usage.prompt, totals.usage.prompt));
       case Form::kOllama:
-        return fmt::format(
-            R"({{"model":{},"embeddings":[{}],"total_duration":{},"load_duration":0,"prompt_eval_count":{}}})",
-            text_of(Json(head_.model)), list, nanoseconds, totals.usage.prompt);
-      case Form::kOllamaOne: return fmt::format(R"({{"embedding":{}}})", list);
-      case Form::kLlama: return fmt::format("[{}]", list);
+        return joined(fmt::format(R"({{"model":{},"embeddings":[)", model),
+                      fmt::format(R"(],"total_duration":{},"load_duration":0,"prompt_eval_count":{}}})", nanoseconds,
+                                  totals.usage.prompt));
+      case Form::kOllamaOne: return joined(R"({"embedding":)", "}");
+      case Form::kLlama: return joined("[", "]");
     }
     return {};
   }
@@ -107,6 +111,20 @@ class EmbeddingsWriter final : public AnswerWriter {
   std::string failure(const ErrorText&) override { return {}; }
 
  private:
+  std::string joined(std::string_view head, std::string_view tail) const {
+    std::size_t size = head.size() + tail.size() + parts_.size();
+    for (const std::string& part : parts_) size += part.size();
+    std::string body;
+    body.reserve(size);
+    body += head;
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      if (i > 0) body += ',';
+      body += parts_[i];
+    }
+    body += tail;
+    return body;
+  }
+
   void append_one(const Choice& choice, std::string& out) const {
     const std::vector<float> vector = shortened(choice.result->embedding, shown_);
     const auto append = shown_.base64 ? append_base64 : append_list;
@@ -127,6 +145,7 @@ class EmbeddingsWriter final : public AnswerWriter {
 
   const Shown shown_;
   AnswerHead head_;
+  std::vector<std::string> parts_;  // the JSON of each text's embedding
 };
 
 class Reader {
@@ -144,10 +163,17 @@ class Reader {
     if (context_.model.pooling == Pooling::kNone)
       return unsupported(
                  "this model is not made for embeddings: its file names no pooling, or one that is not supported. "
-                 "Start the server with --pooling mean or --pooling last to get them all the same")
+                 "Start the server with --pooling mean or --pooling last to allow them anyway")
           .about({"model"});
     KVASIR_RETURN_IF_ERROR(read_input());
     KVASIR_RETURN_IF_ERROR(read_form());
+    if (const std::size_t most = kMostNumbers / static_cast<std::size_t>(shown_.dimensions);
+        request_.prompts.size() > most)
+      return invalid_argument(
+                 "{} texts of {} dimensions are too much for one answer; send at most {}, or give "
+                 "'dimensions'",
+                 request_.prompts.size(), shown_.dimensions, most)
+          .about({"input"});
     KVASIR_RETURN_IF_ERROR(read_cache());
     request_.ignored = body_.unknown();
     return ReadBody{std::move(request_), std::make_unique<EmbeddingsWriter>(shown_)};
@@ -176,9 +202,12 @@ class Reader {
     if (shown_.form == Form::kOpenAi || shown_.form == Form::kOllama)
       KVASIR_RETURN_IF_ERROR(read_whole(body_, "dimensions", 1, context_.model.width, shown_.dimensions));
     // Ollama cuts the end of a text that is longer than the context, unless it is told not to.
-    bool truncate = shown_.form == Form::kOllama || shown_.form == Form::kOllamaOne;
-    if (truncate) KVASIR_RETURN_IF_ERROR(read_field(body_, "truncate", truncate));
-    if (truncate) request_.truncate_prompt = -1;
+    if (shown_.form == Form::kOllama || shown_.form == Form::kOllamaOne) {
+      bool truncate = true;
+      KVASIR_RETURN_IF_ERROR(read_field(body_, "truncate", truncate));
+      if (truncate) request_.truncate_prompt = -1;
+      KVASIR_RETURN_IF_ERROR(check_keep_alive(body_));
+    }
     request_.keeps_first = true;
     return {};
   }

@@ -34,7 +34,7 @@ class OllamaReader {
     KVASIR_RETURN_IF_ERROR(read_think());
     KVASIR_RETURN_IF_ERROR(read_kv(body_, request_.options));
     KVASIR_RETURN_IF_ERROR(request_.chat ? read_chat() : read_generate());
-    KVASIR_RETURN_IF_ERROR(read_keep_alive());
+    KVASIR_RETURN_IF_ERROR(check_keep_alive(body_));
     request_.ignored = body_.unknown();
     return std::move(request_);
   }
@@ -89,17 +89,6 @@ class OllamaReader {
     if (!think->is_boolean() && !level) return wrong_field("think", "true, false, \"low\", \"medium\" or \"high\"");
     request_.options.thinking = level || *think == true ? Thinking::kOn : Thinking::kOff;
     if (level) set_template_argument(request_.options, "reasoning_effort", *think);
-    return {};
-  }
-
-  // The model stays loaded, which is at least what any time asks for; only 0 asks for less.
-  Status read_keep_alive() const {
-    const Json* time = find_field(body_, "keep_alive");
-    if (time == nullptr) return {};
-    if (!time->is_number() && !time->is_string())
-      return wrong_field("keep_alive", R"(a number of seconds, or a duration such as "5m")");
-    const bool zero = time->is_number() ? time->get<double>() == 0 : *time == "0" || *time == "0s" || *time == "0m";
-    if (zero) return not_done("keep_alive", "cannot unload the model of this server; omit it");
     return {};
   }
 
@@ -184,6 +173,17 @@ class OllamaReader {
 };
 
 }  // namespace
+
+// The model stays loaded, which is at least what any time asks for; only 0 asks for less.
+Status check_keep_alive(const Fields& body) {
+  const Json* time = find_field(body, "keep_alive");
+  if (time == nullptr) return {};
+  if (!time->is_number() && !time->is_string())
+    return wrong_field("keep_alive", R"(a number of seconds, or a duration such as "5m")");
+  const bool zero = time->is_number() ? time->get<double>() == 0 : *time == "0" || *time == "0s" || *time == "0m";
+  if (zero) return not_done("keep_alive", "cannot unload the model of this server; omit it");
+  return {};
+}
 
 Result<ApiRequest> read_ollama(const Json& body, bool chat, const ReadContext& context) {
   return OllamaReader(body, chat, context).read();
