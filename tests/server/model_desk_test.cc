@@ -410,6 +410,9 @@ TEST(AskedModels, AreReadFromAnyBody) {
        {"", "{", "[]", "\"model\"", R"({"model")", R"({"model":)", R"({"model":5})", R"({"model":null})", R"({"a"})",
         R"({"\)", R"({"model":"a)", R"({"model":["a"]})", "{]]", R"({"x":}]"model":"a"})"})
     EXPECT_EQ(asked_model(none), "") << none;
+  EXPECT_EQ(asked_model(R"({"model":")" + std::string(4000, 'a') + "\"}"), std::string(4000, 'a'));
+  EXPECT_EQ(asked_model(R"({"model":")" + std::string(5000, 'a') + "\"}"), "");
+  EXPECT_EQ(asked_model(R"({"model":)" + std::string(100000, '[') + std::string(100000, ']') + "}"), "");
 }
 
 }  // namespace
