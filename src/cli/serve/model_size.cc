@@ -63,7 +63,7 @@ Result<PlannedModel> plan_served_model(const ModelSettings& settings, std::uint6
   const std::uint64_t bound = memory == 0 ? machine : memory;
   const std::uint64_t fixed = planned.size.weights + buffers_of(options);
   if (fixed >= bound)
-    return exhausted("its weights take {}, and there are {} of memory for it; raise --memory or use a smaller model",
+    return exhausted("its weights take {}, and the memory left for it is {}; raise --memory or use a smaller model",
                      human_bytes(planned.size.weights), human_bytes(bound))
         .about({"memory"});
   CacheConditions conditions{

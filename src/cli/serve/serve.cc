@@ -146,10 +146,7 @@ std::string pinned_for(const ServeOptions& options) {
 Status print_plan(const ServeOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(const ModelSettings common, common_settings(options));
   KVASIR_ASSIGN_OR_RETURN(const ModelSet set, list_models(options.sources, common, pinned_for(options)));
-  // Models that are only too large stand in the plan.
-  for (const ModelChoice& model : set.models)
-    if (model.asked && !model.refusal.ok() && model.refusal.code() != StatusCode::kResourceExhausted)
-      return model.refusal;
+  KVASIR_RETURN_IF_ERROR(check_planned(set));
   return options.json ? print_json(plan_json(set)) : print(plan_text(set));
 }
 

@@ -59,6 +59,13 @@ std::vector<std::vector<std::size_t>> fitting_sets(const ModelSet& set) {
 
 }  // namespace
 
+Status check_planned(const ModelSet& set) {
+  for (const ModelChoice& model : set.models)
+    if (model.asked && !model.refusal.ok() && model.refusal.code() != StatusCode::kResourceExhausted)
+      return model.refusal;
+  return {};
+}
+
 std::string plan_text(const ModelSet& set) {
   std::size_t width = 5;
   for (const ModelChoice& model : set.models) width = std::max(width, printable(model.name, 100).size());
