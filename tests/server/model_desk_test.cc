@@ -67,6 +67,7 @@ class Loop {
 
 class ModelDesks : public ::testing::Test {
  protected:
+  ModelDesks() { options_.grace = milliseconds(0); }
   // A model of `bytes` bytes, of which one is KV memory.
   ModelEntry entry(const std::string& name, std::uint64_t bytes) {
     ModelEntry entry;
@@ -84,7 +85,6 @@ class ModelDesks : public ::testing::Test {
     options_.post = loop_.post();
     options_.memory = memory;
     options_.patience = patience;
-    options_.grace = milliseconds(0);
     options_.log = [this](const std::string& model, std::string_view event, const std::string&) {
       log_.push_back(std::string(event) + " " + model);
       std::uint64_t bytes = 0;
@@ -182,6 +182,50 @@ TEST_F(ModelDesks, UnloadTheLeastRecentlyUsedOfThoseThatNobodyHolds) {
   EXPECT_LE(most_bytes_, 25u);
   EXPECT_EQ(log_, (std::vector<std::string>{"loading a", "loaded a", "loading b", "loaded b", "unloading b",
                                             "unloaded b", "loading c", "loaded c"}));
+}
+
+TEST_F(ModelDesks, KeepThoseThatAreNotNeededToMakeRoom) {
+  open({entry("small", 2), entry("big", 10), entry("c", 10)}, 15);
+  for (const char* name : {"small", "big"}) {
+    ask(name, name);
+    ASSERT_TRUE(wait_for(name));
+    leases_.clear();
+  }
+  ask("c", "c");
+  ASSERT_TRUE(wait_for("c"));
+  EXPECT_EQ(state("small"), ModelState::kLoaded);  // although it was asked for longest ago
+  EXPECT_EQ(state("big"), ModelState::kUnloaded);
+  EXPECT_LE(most_bytes_, 15u);
+}
+
+TEST_F(ModelDesks, UnloadAsManyAsAreNeeded) {
+  open({entry("a", 4), entry("b", 3), entry("c", 5), entry("d", 8)}, 12);
+  for (const char* name : {"a", "b", "c"}) {
+    ask(name, name);
+    ASSERT_TRUE(wait_for(name));
+    leases_.clear();
+  }
+  ask("d", "d");
+  ASSERT_TRUE(wait_for("d"));
+  EXPECT_EQ(state("a"), ModelState::kUnloaded);
+  EXPECT_EQ(state("b"), ModelState::kLoaded);
+  EXPECT_EQ(state("c"), ModelState::kUnloaded);
+  EXPECT_LE(most_bytes_, 12u);
+}
+
+TEST_F(ModelDesks, AModelThatWasJustUsedStaysForAMoment) {
+  options_.grace = milliseconds(150);
+  open({entry("a", 10), entry("b", 10)}, 15, milliseconds(300));
+  ask("a", "a");
+  ASSERT_TRUE(wait_for("a"));
+  std::this_thread::sleep_for(milliseconds(320));  // it has been loaded for longer than the patience
+  leases_.clear();
+  const auto idle = std::chrono::steady_clock::now();
+  ask("b", "b");
+  EXPECT_EQ(state("a"), ModelState::kLoaded);
+  ASSERT_TRUE(wait_for("b"));
+  EXPECT_GE(std::chrono::steady_clock::now() - idle, milliseconds(150));
+  EXPECT_EQ(state("a"), ModelState::kUnloaded);
 }
 
 TEST_F(ModelDesks, NeverUnloadAModelThatIsHeld) {
@@ -356,6 +400,7 @@ TEST_F(ModelDesks, RefuseThoseThatHaveWaitedTooLong) {
   ask("b", "b");
   ASSERT_TRUE(wait_for("b"));
   EXPECT_EQ(error_of_model(errors_["b"]).code, "queue_timeout");
+  EXPECT_EQ(errors_["b"].message(), "the model 'b' was not loaded within 1 s; try again later");
   EXPECT_EQ(desk_->find("b")->waiting, 0);
   EXPECT_EQ(state("a"), ModelState::kLoaded);
 }
@@ -401,15 +446,31 @@ TEST_F(ModelDesks, LookingIsNoUse) {
 }
 
 TEST(AskedModels, AreReadFromAnyBody) {
-  EXPECT_EQ(asked_model(R"({"model":"a","prompt":"x"})"), "a");
-  EXPECT_EQ(asked_model(R"( { "prompt" : "\"model\":\"no\"", "x":{"model":"no"}, "mod\u0065l" : "b\"c" } )"), "b\"c");
-  EXPECT_EQ(asked_model(R"({"model":"a","model":"b"})"), "b");  // as a parser reads it
-  EXPECT_EQ(asked_model(R"({"name":"a"})", "name"), "a");
-  EXPECT_EQ(asked_model(R"({"prompt":"a\\","model":"b"})"), "b");
-  for (const char* none :
-       {"", "{", "[]", "\"model\"", R"({"model")", R"({"model":)", R"({"model":5})", R"({"model":null})", R"({"a"})",
-        R"({"\)", R"({"model":"a)", R"({"model":["a"]})", "{]]", R"({"x":}]"model":"a"})"})
-    EXPECT_EQ(asked_model(none), "") << none;
+  const auto read = [](const std::string& body, const char* field = "model") {
+    const Result<std::string> name = asked_model(body, field);
+    return name.ok() ? *name : "error: " + name.status().message();
+  };
+  EXPECT_EQ(read(R"({"model":"a","prompt":"x"})"), "a");
+  EXPECT_EQ(read(R"( { "prompt" : "\"model\":\"no\"", "x":{"model":"no"}, "mod\u0065l" : "b\"c" } )"), "b\"c");
+  EXPECT_EQ(read(R"({"model":"a","model":"b"})"), "b");  // as a parser reads it
+  EXPECT_EQ(read(R"({"name":"a"})", "name"), "a");
+  EXPECT_EQ(read(R"({"prompt":"a\\","model":"b"})"), "b");
+  for (const char* none : {"", "{", "[]", "\"model\"", R"({"model")", R"({"model":)", R"({"model":null})", R"({"a"})",
+                           R"({"\)", R"({"model":"a)", R"({"model":})", "{]]", R"({"x":}]"model":"a"})"})
+    EXPECT_EQ(read(none), "") << none;
+}
+
+TEST(AskedModels, AreStringsOfNoGreatLength) {
+  const std::string lists = std::string(100'000, '[') + std::string(100'000, ']');
+  for (const std::string& other : {std::string("5"), std::string("true"), std::string(R"(["a"])"), lists}) {
+    const Result<std::string> name = asked_model(R"({"model":)" + other + "}");
+    ASSERT_EQ(name.status().code(), StatusCode::kInvalidArgument) << other.substr(0, 10);
+    EXPECT_EQ(name.status().message(), "'model' must be a string");
+    EXPECT_EQ(name.status().settings(), std::vector<std::string_view>{"model"});
+  }
+  EXPECT_EQ(*asked_model(R"({"model":")" + std::string(4000, 'a') + "\"}"), std::string(4000, 'a'));
+  EXPECT_EQ(asked_model(R"({"model":")" + std::string(5000, 'a') + "\"}").status().code(),
+            StatusCode::kInvalidArgument);
 }
 
 }  // namespace

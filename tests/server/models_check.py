@@ -97,6 +97,10 @@ class Models:
                              capture_output=True, text=True, timeout=120, check=True)
         return json.loads(ran.stdout)
 
+    def plan_text(self, *options):
+        return subprocess.run([self.kvasir, "serve", "--models-dir", self.folder, "--plan", *options],
+                              capture_output=True, text=True, timeout=120, check=True).stdout
+
     def bound(self, kv):
         """Memory for either model with so much KV memory, but not for both."""
         totals = {each["model"]: each["total_bytes"] for each in self.plan("--kv-memory", kv)["models"]}
@@ -114,6 +118,8 @@ def check_every_dialect(models):
         for path, (body, _) in DIALECTS.items():
             status, _, got = post(server, path, {**body, "model": "other"})
             assert status == 404 and "there are 'large', 'small'" in json.dumps(got), (path, got)
+            if path.startswith(("/v1/chat", "/v1/completions", "/tokenize")):
+                assert got["error"]["param"] == "model" and got["error"]["code"] == "model_not_found", (path, got)
         # Ollama's clients may write a tag; the body's names are read as a parser reads them.
         body, read = DIALECTS["/api/generate"]
         assert read(post(server, "/api/generate", {**body, "model": "small:latest"})[2]) == models.alone["small"]["/api/generate"]
@@ -132,12 +138,35 @@ def check_every_dialect(models):
         assert json.loads(server.ask("GET", "/props?model=small")[2])["model_alias"] == "small"
         assert json.loads(server.ask("GET", "/props")[2])["model_alias"] == "large"
         assert server.ask("GET", "/props?model=other")[0] == 404
+        assert server.ask("GET", "/props?model=%zz")[0] == 400
         assert json.loads(server.ask("GET", "/slots?model=small")[2])[0]["n_ctx"] == 2048
         metrics = server.metrics()
         for name in ("large", "small"):
             assert float(metrics[f'kvasir:generation_tokens_total{{model_name="{name}"}}']) > 0
             assert float(metrics[f'kvasir:model_loaded{{model_name="{name}"}}']) == 1
             assert float(metrics[f'kvasir:e2e_request_latency_seconds_count{{model_name="{name}"}}']) >= 7
+        assert server.end() == 0
+
+
+def check_invalid_requests(models):
+    """A request that cannot be answered loads no model, and so unloads none."""
+    with started(models.kvasir, "--models-dir", models.folder, "--kv-memory", "8MiB", "--memory", models.bound("8MiB")) as server:
+        assert post(server, "/tokenize", {"model": "small", "prompt": "a"})[0] == 200
+        for path, (body, _) in DIALECTS.items():
+            text = json.dumps({"model": "large", **body})
+            for bad in (text[:-1], text + "}", "", "[]", json.dumps({**body, "model": 5}), json.dumps({**body, "model": ["large"]}),
+                        json.dumps({**body, "model": "large" * 1000}), '{"model": ' + "[" * 100_000 + "]" * 100_000 + "}"):
+                status, _, said = server.ask("POST", path, bad)
+                assert status == 400, (path, bad[:80], status, said)
+        status, _, got = post(server, "/v1/chat/completions", {"messages": HI, "model": 5})
+        assert status == 400 and got["error"]["param"] == "model" and "a string" in got["error"]["message"], got
+        # What the header of a file tells needs no loading.
+        show = post(server, "/api/show", {"model": "large"})[2]
+        assert show["model_info"]["llama.vocab_size"] > 0 and show["capabilities"] == ["completion"], show
+        assert post(server, "/api/show", {"model": "other"})[0] == 404
+        assert post(server, "/api/show", {"model": 5})[0] == 400
+        assert server.ask("POST", "/api/show", '{"model": "large"')[0] == 400
+        assert {name: each["state"] for name, each in states(server).items()} == {"large": "unloaded", "small": "loaded"}
         assert server.end() == 0
 
 
@@ -358,11 +387,21 @@ def check_memory(models):
         assert "--memory" in refused(models.kvasir, "-m", models.small_path, "--memory", size), size
     assert "--name is for the model of -m" in refused(models.kvasir, "--models-dir", models.folder, "--name", "m")
     line = refused(models.kvasir, "-m", models.large_path, "--memory", "30MiB", "--kv-memory", "20MiB")
-    assert "the model 'large' takes" in line, line
+    assert "the model 'large' cannot be loaded: it needs" in line and "--memory is 30.0 MiB" in line, line
+    # Not one of them fits.
+    line = refused(models.kvasir, "--models-dir", models.folder, "--memory", "1MiB")
+    assert "the model 'large' cannot be loaded: its weights take" in line, line
+    text = models.plan_text("--memory", "1MiB")
+    assert "no model can be loaded" in text and "fit" not in text, text
+    # A plan shows what is too large, although the server would not start.
+    text = subprocess.run([models.kvasir, "serve", "-m", models.large_path, "--models-dir", models.folder, "--plan", "--memory",
+                           "20MiB", "--kv-memory", "4MiB"], capture_output=True, text=True, check=True).stdout
+    assert "cannot be loaded: it needs" in text and "small" in text and "serve does not start: " in text, text
+    assert "--plan" in refused(models.kvasir, "-m", models.small_path, "--json")
     # Found ones that are too large are listed so.
     with started(models.kvasir, "--models-dir", models.folder, "--memory", "20MiB", "--kv-memory", "4MiB") as server:
         now = states(server)
-        assert now["large"]["state"] == "failed" and "of --memory there are 20.0 MiB" in now["large"]["reason"], now["large"]
+        assert now["large"]["state"] == "failed" and "but --memory is 20.0 MiB" in now["large"]["reason"], now["large"]
         assert post(server, "/v1/completions", {"model": "large", "prompt": "a"})[0] == 400
         assert post(server, "/v1/completions", {"model": "small", "prompt": "a", "max_tokens": 1})[0] == 200
     # All that are loaded at the start have to fit together.
@@ -377,8 +416,7 @@ def check_memory(models):
     assert plan["total_bytes"] == sum(each["total_bytes"] for each in plan["models"]) <= 400 << 20, plan
     plan = models.plan("--memory", models.bound("8MiB"), "--kv-memory", "8MiB")
     assert not plan["fits"] and plan["fit_together"] == [["large"], ["small"]], plan
-    text = subprocess.run([models.kvasir, "serve", "--models-dir", models.folder, "--plan", "--memory", "400MiB"],
-                          capture_output=True, text=True, check=True).stdout
+    text = models.plan_text("--memory", "400MiB")
     assert "large" in text and "they fit" in text, text
 
 
@@ -401,13 +439,37 @@ def check_sessions(models, folder):
     with started(models.kvasir, "--models-dir", models.folder, "--sessions", kept, "--kv-memory", "8MiB", "--memory",
                  models.bound("8MiB")) as server:
         status, _, got = post(server, "/v1/completions", {"model": "small", "prompt": "a"})
-        assert status == 400 and "--memory are left for it" in got["error"]["message"], got
+        said = got["error"]["message"]
+        assert status == 400 and said.startswith("the model 'small' cannot be loaded: it needs"), got
+        assert "beside 'large', which stays loaded for --sessions; raise --memory" in said, got
+    # A plan knows that too.
+    options = ("--sessions", kept, "--kv-memory", "8MiB", "--memory", models.bound("8MiB"))
+    plan = models.plan(*options)
+    assert [each["refusal"] is None for each in plan["models"]] == [True, False], plan
+    assert plan["fit_together"] == [["large"]], plan
+    # A first file that cannot be used is not loaded at the start: the next is the default. Nor is one that is too large.
+    mixed = os.path.join(folder, "unusable")
+    os.mkdir(mixed)
+    shutil.copy(models.small_path, os.path.join(mixed, "b.gguf"))
+    with open(models.small_path, "rb") as whole, open(os.path.join(mixed, "a.gguf"), "wb") as cut:
+        cut.write(whole.read(200_000))
+    for first in (None, models.large_path):
+        if first:
+            shutil.copy(first, os.path.join(mixed, "a.gguf"))
+        with started(models.kvasir, "--models-dir", mixed, "--sessions", kept, "--memory", "20MiB", "--kv-memory", "4MiB") as server:
+            assert {name: each["state"] for name, each in states(server).items()} == {"b": "loaded", "a": "failed"}
+            assert post(server, "/v1/completions", {"prompt": "a", "max_tokens": 1, "session": "t"})[0] == 200
+            assert server.end() == 0
+    os.remove(os.path.join(mixed, "b.gguf"))
+    assert "the model 'a' cannot be loaded" in refused(models.kvasir, "--models-dir", mixed, "--sessions", kept, "--memory",
+                                                       "20MiB", "--kv-memory", "20MiB")
 
 
 def main(kvasir, small, model, *short):
     with tempfile.TemporaryDirectory() as folder:
         models = Models(kvasir, model, small, folder, bool(short))
-        for check in (lambda: check_every_dialect(models), lambda: check_exchange(models), lambda: check_busy_models_stay(models),
+        for check in (lambda: check_every_dialect(models), lambda: check_invalid_requests(models),
+                      lambda: check_exchange(models), lambda: check_busy_models_stay(models),
                       lambda: check_no_starvation(models), lambda: check_drain(models), lambda: check_configuration(models, folder),
                       lambda: check_bad_folders(models, folder), lambda: check_pulled(models, folder),
                       lambda: check_memory(models), lambda: check_sessions(models, folder)):

@@ -63,10 +63,8 @@ Result<PlannedModel> plan_served_model(const ModelSettings& settings, std::uint6
   const std::uint64_t bound = memory == 0 ? machine : memory;
   const std::uint64_t fixed = planned.size.weights + buffers_of(options);
   if (fixed >= bound)
-    return exhausted(
-               "the weights of '{}' take {}, and there are {} of memory for all models; use a smaller model, or "
-               "give more",
-               printable(options.model, 500), human_bytes(planned.size.weights), human_bytes(bound))
+    return exhausted("its weights take {}, and the memory left for it is {}; raise --memory or use a smaller model",
+                     human_bytes(planned.size.weights), human_bytes(bound))
         .about({"memory"});
   CacheConditions conditions{
       shape,

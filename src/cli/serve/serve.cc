@@ -79,7 +79,7 @@ Result<std::vector<std::unique_ptr<Engine>>> preload(const ModelSet& set, server
   std::vector<std::unique_ptr<Engine>> engines(set.models.size());
   for (std::size_t i = 0; i < engines.size(); ++i) {
     const ModelSettings& settings = set.models[i].settings;
-    if (!set.models[i].preload) continue;
+    if (!set.models[i].preload || !set.models[i].refusal.ok()) continue;
     {
       ProgressBar bar("loading");
       KVASIR_ASSIGN_OR_RETURN(engines[i], load_engine(settings, log, [&](std::uint64_t done, std::uint64_t total) {
@@ -108,11 +108,10 @@ std::uint64_t least_kv_memory(const ModelSet& set, const std::vector<std::unique
 
 // Returns what the desk is told of the models, of which some are loaded. `log` must outlive the engines.
 std::vector<server::ModelEntry> entries_of(const ModelSet& set, const std::vector<std::unique_ptr<Engine>>& engines,
-                                           server::Log& log, bool pins_first,
-                                           const std::function<void(Engine&)>& after_pass_of_first) {
+                                           server::Log& log, const std::function<void(Engine&)>& after_pass_of_first) {
   std::vector<server::ModelEntry> entries;
   for (std::size_t i = 0; i < set.models.size(); ++i) {
-    server::ModelEntry& entry = entries.emplace_back(entry_of(set.models[i], log, i == 0 && pins_first));
+    server::ModelEntry& entry = entries.emplace_back(entry_of(set.models[i], log, i == 0 && !set.pinned_for.empty()));
     if (engines[i] != nullptr) entry.defaults.sampling = sampling_of(set.models[i].settings, engines[i]->model());
     if (i == 0) entry.after_pass = after_pass_of_first;
   }
@@ -139,10 +138,15 @@ std::vector<std::string> names_of(const ModelSet& set) {
   return names;
 }
 
+// Returns the option for which the default model is never unloaded; "" if it may be.
+std::string pinned_for(const ServeOptions& options) {
+  return !options.sessions.empty() ? "--sessions" : !options.events.endpoint.empty() ? "--kv-events" : "";
+}
+
 Status print_plan(const ServeOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(const ModelSettings common, common_settings(options));
-  const bool pins_first = !options.sessions.empty() || !options.events.endpoint.empty();
-  KVASIR_ASSIGN_OR_RETURN(const ModelSet set, list_models(options.sources, common, pins_first));
+  KVASIR_ASSIGN_OR_RETURN(const ModelSet set, list_models(options.sources, common, pinned_for(options)));
+  KVASIR_RETURN_IF_ERROR(check_planned(set));
   return options.json ? print_json(plan_json(set)) : print(plan_text(set));
 }
 
@@ -158,9 +162,11 @@ Status serve(const ServeOptions& options) {
     KVASIR_ASSIGN_OR_RETURN(server::SessionFolder folder, server::SessionStore(options.sessions, {}).prepare());
     sessions.emplace(std::move(folder));
   }
-  const bool pins_first = sessions.has_value() || !options.events.endpoint.empty();
   KVASIR_ASSIGN_OR_RETURN(const ModelSettings common, common_settings(options));
-  KVASIR_ASSIGN_OR_RETURN(const ModelSet set, list_models(options.sources, common, pins_first));
+  KVASIR_ASSIGN_OR_RETURN(ModelSet set, list_models(options.sources, common, pinned_for(options)));
+  // Without a bound there is one model. If it is loaded at the start, loading it says what is wrong with it.
+  if (set.memory == 0 && set.models.front().preload) set.models.front().refusal = {};
+  KVASIR_RETURN_IF_ERROR(check_models(set));
   allow_descriptors(options.operations);
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<server::Log> log, open_log(options.operations));
   const auto say = [&](const std::string& line) {
@@ -205,8 +211,8 @@ Status serve(const ServeOptions& options) {
   };
   std::function<void(Engine&)> after_pass;  // of the first model
   if (events != nullptr) after_pass = [&](Engine& engine) { events->end_pass(engine); };
-  const auto desk = std::make_unique<server::ModelDesk>(entries_of(set, engines, *log, pins_first, after_pass),
-                                                        std::move(desk_options));
+  const auto desk =
+      std::make_unique<server::ModelDesk>(entries_of(set, engines, *log, after_pass), std::move(desk_options));
   for (std::size_t i = 0; i < engines.size(); ++i)
     if (engines[i] != nullptr) KVASIR_RETURN_IF_ERROR(desk->install(i, std::move(engines[i])));
   server::TextThread texts({post, options.queue});
@@ -244,7 +250,9 @@ Status serve(const ServeOptions& options) {
   http->every(std::chrono::milliseconds(100), [&] {
     if (events != nullptr && events->wants_pass()) {
       // If the queue is full, a pass follows anyway.
-      [[maybe_unused]] const Status full = desk->look()->steps.ask([](Engine&) {});
+      if (const server::ModelLease model = desk->look(); model) {
+        [[maybe_unused]] const Status full = model->steps.ask([](Engine&) {});
+      }
     }
     if (hung_up()) log->reopen();
     for (const server::ModelDesk::Info& model : desk->list())
@@ -442,9 +450,12 @@ void add_serve(CLI::App& program, Outcome& outcome) {
       ->type_name("ENDPOINT");
   command->add_option("--kv-events-topic", options->events.topic, "Topic of events; default: kv@HOST@MODEL");
   add_operations_options(*command, options->operations);
-  command->add_flag("--plan", options->plan, "Print what each model takes and which fit together, and end")
-      ->configurable(false);
-  command->add_flag("--json", options->json, "With --plan: one JSON object on standard output")->configurable(false);
+  CLI::Option* plan =
+      command->add_flag("--plan", options->plan, "Print what each model takes and which fit together, and end")
+          ->configurable(false);
+  command->add_flag("--json", options->json, "With --plan: one JSON object on standard output")
+      ->configurable(false)
+      ->needs(plan);
   add_print_config_option(*command, &options->sources.tables);
   // Options that most servers need stay in the first group.
   constexpr std::pair<const char*, const char*> kGroups[] = {{"--isa", "Model and KV pages"},

@@ -167,22 +167,36 @@ Status finish_settings(ModelSettings& settings) {
   return {};
 }
 
-// Plans what a model takes; sets its KV memory if there is a bound.
-Status plan_model(const ModelSet& set, ModelChoice& model) {
-  KVASIR_ASSIGN_OR_RETURN(const PlannedModel planned,
-                          plan_served_model(model.settings, set.memory, set.models.size() > 1));
+// Plans what a model takes; sets its KV memory if there is a bound. `pinned`: stays loaded beside it; null: none does.
+// Errors: those of plan_served_model; kResourceExhausted if the model does not fit.
+Status plan_model(const ModelSet& set, const ModelChoice* pinned, ModelChoice& model) {
+  const std::uint64_t others = pinned != nullptr ? pinned->size.total() : 0;
+  const std::uint64_t left = set.memory - std::min(set.memory, others);
+  // 0 would mean no bound.
+  const std::uint64_t bound = set.memory > 0 ? std::max<std::uint64_t>(left, 1) : 0;
+  KVASIR_ASSIGN_OR_RETURN(const PlannedModel planned, plan_served_model(model.settings, bound, set.models.size() > 1));
   model.size = planned.size;
   model.summary = planned.summary;
   if (set.memory == 0) return {};
   model.settings.engine.kv_memory = planned.size.kv;
-  if (planned.size.total() <= set.memory) return {};
+  if (planned.size.total() <= left) return {};
+  const std::string offered = pinned == nullptr
+                                  ? fmt::format("is {}", human_bytes(set.memory))
+                                  : fmt::format("leaves {} beside '{}', which stays loaded for {}", human_bytes(left),
+                                                printable(pinned->name, 200), set.pinned_for);
   return exhausted(
-             "the model '{}' takes {}: {} of weights, {} of KV memory and {} of workspace; of --memory there are {}, "
-             "so "
-             "give more, a smaller --kv-memory or a smaller model",
-             printable(model.name, 200), human_bytes(planned.size.total()), human_bytes(planned.size.weights),
-             human_bytes(planned.size.kv), human_bytes(planned.size.workspace), human_bytes(set.memory))
+             "it needs {} ({} of weights, {} of KV memory, {} of workspace), but --memory {}; raise --memory, lower "
+             "--kv-memory or use a smaller model",
+             human_bytes(planned.size.total()), human_bytes(planned.size.weights), human_bytes(planned.size.kv),
+             human_bytes(planned.size.workspace), offered)
       .about({"memory"});
+}
+
+// Returns a model's refusal with its name, which messages about its file have already.
+Status named_refusal(const ModelChoice& model) {
+  if (model.refusal.code() != StatusCode::kResourceExhausted) return model.refusal;
+  return model.refusal.with_message(
+      fmt::format("the model '{}' cannot be loaded: {}", printable(model.name, 200), model.refusal.message()));
 }
 
 }  // namespace
@@ -212,8 +226,9 @@ void add_model_sources(CLI::App& command, ModelSources& sources) {
                    "the system has left, for several models");
 }
 
-Result<ModelSet> list_models(const ModelSources& sources, const ModelSettings& common, bool pins_first) {
+Result<ModelSet> list_models(const ModelSources& sources, const ModelSettings& common, const std::string& pinned_for) {
   ModelSet set;
+  set.pinned_for = pinned_for;
   if (common.engine.model.empty() && !sources.name.empty())
     return invalid_argument(
                "--name is for the model of -m, and there is none; models of a folder have the names of "
@@ -240,33 +255,41 @@ Result<ModelSet> list_models(const ModelSources& sources, const ModelSettings& c
     note("kvasir: --memory {} is more than the {} of memory available: a model may fail to load\n",
          human_bytes(sources.memory), human_bytes(available));
   std::optional<std::size_t> first;  // that can be loaded: the default
-  std::uint64_t preloaded = 0;
+  const ModelChoice* pinned = nullptr;
   for (std::size_t i = 0; i < set.models.size(); ++i) {
     ModelChoice& model = set.models[i];
     if (!model.refusal.ok()) continue;
     if (first) model.settings.engine.prefix_dir.clear();  // a folder that one engine alone may use
-    model.preload |= !first && pins_first;
     KVASIR_RETURN_IF_ERROR(finish_settings(model.settings));
-    const Status planned = plan_model(set, model);
-    // Without a bound, loading a model at the start says what is wrong with it.
-    if (!planned.ok() && (set.memory > 0 || !model.preload)) {
-      if (model.asked) return planned;
-      model.refusal = planned;
-      continue;
-    }
-    if (!first) first = i;
-    if (model.preload) preloaded += model.size.total();
+    model.refusal = plan_model(set, pinned, model);
+    if (first || !model.refusal.ok()) continue;
+    first = i;
+    if (set.pinned_for.empty()) continue;
+    model.preload = true;
+    pinned = &model;
   }
   if (first)
     std::rotate(set.models.begin(), set.models.begin() + std::ptrdiff_t(*first),
                 set.models.begin() + std::ptrdiff_t(*first) + 1);
-  if (set.memory > 0 && preloaded > set.memory)
-    return exhausted(
-               "the models that are loaded at the start take {} together, and --memory is {}; load fewer of them "
-               "then, or give more",
-               human_bytes(preloaded), human_bytes(set.memory))
-        .about({"memory"});
   return set;
+}
+
+Status check_models(const ModelSet& set) {
+  std::uint64_t preloaded = 0;
+  bool usable = false;
+  for (const ModelChoice& model : set.models) {
+    if (model.asked && !model.refusal.ok()) return named_refusal(model);
+    if (!model.refusal.ok()) continue;
+    usable = true;
+    if (model.preload) preloaded += model.size.total();
+  }
+  if (!usable) return named_refusal(set.models.front());
+  if (set.memory == 0 || preloaded <= set.memory) return {};
+  return exhausted(
+             "the models that are loaded at the start take {} together, and --memory is {}; load fewer of them "
+             "then, or give more",
+             human_bytes(preloaded), human_bytes(set.memory))
+      .about({"memory"});
 }
 
 Result<std::unique_ptr<Engine>> load_engine(const ModelSettings& settings, server::Log& log,

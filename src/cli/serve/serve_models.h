@@ -55,15 +55,21 @@ void add_model_sources(CLI::App& command, ModelSources& sources);
 void add_pooling_option(CLI::App& command, EngineOptions& options);  // --pooling
 
 struct ModelSet {
-  std::vector<ModelChoice> models;  // the first is the default
+  std::vector<ModelChoice> models;  // not empty; the first is the default, unless it is refused as all others are
   std::uint64_t memory = 0;         // bound of all that are loaded; 0: none
+  std::string pinned_for;           // option for which the default is never unloaded; empty: it may be
 };
 
 // Lists the models, and plans what each takes from the header of its file. Within the bound each gets a size of its KV
-// memory here, unless it has one. `common`: the settings of models whose table gives no others, with the path of -m.
-// `pins_first`: the first model is never unloaded. Errors: kInvalidArgument for a table that is wrong and for two
-// models of one name; for a model that the user names, those of its file, and kResourceExhausted if it can never fit.
-Result<ModelSet> list_models(const ModelSources& sources, const ModelSettings& common, bool pins_first);
+// memory here, unless it has one. A model that cannot be loaded gets a refusal: the error of its file, or
+// kResourceExhausted if it never fits in the memory, of which a pinned default takes its part. `common`: the settings
+// of models whose table gives no others, with the path of -m. `pinned_for`: see ModelSet. Errors: kInvalidArgument for
+// a table that is wrong, for two models of one name and if there is no model.
+Result<ModelSet> list_models(const ModelSources& sources, const ModelSettings& common, const std::string& pinned_for);
+
+// Returns why no server can start with these models: the refusal of a model that the user named, or of the first if all
+// are refused; kResourceExhausted if those that are loaded at the start do not fit together.
+Status check_models(const ModelSet& set);
 
 // Opens a model and makes its cache. Any thread. REQUIRES: `log` outlives the engine.
 Result<std::unique_ptr<Engine>> load_engine(const ModelSettings& settings, server::Log& log,

@@ -190,6 +190,7 @@ Result<std::unique_ptr<server::KvEvents>> open_events(server::KvEventOptions opt
 }
 
 void SwapWatch::look(const SwapReport& swap, server::Log& log) {
+  if (swap.failed < failed_) failed_ = 0;  // the model was loaded again
   const auto now = std::chrono::steady_clock::now();
   if (swap.failed <= failed_ || now < next_) return;
   log.write(server::LogLevel::kWarning, "swap_failed",

@@ -20,11 +20,17 @@ std::uint64_t total_of(const ModelSet& set) {
   return bytes;
 }
 
-bool all_fit(const ModelSet& set) {
-  return set.memory == 0 || total_of(set) <= set.memory;
+bool is_usable(const ModelChoice& model) {
+  return model.refusal.ok();
 }
 
-// Returns the largest sets that fit together, each as the numbers of its models. Empty for too many models.
+// Whether there are models that can be loaded, and these fit together.
+bool all_fit(const ModelSet& set) {
+  return std::ranges::any_of(set.models, is_usable) && (set.memory == 0 || total_of(set) <= set.memory);
+}
+
+// Returns the largest sets that fit together, each as the numbers of its models; a pinned default is in each. Empty for
+// too many models.
 std::vector<std::vector<std::size_t>> fitting_sets(const ModelSet& set) {
   std::vector<std::vector<std::size_t>> sets;
   const std::size_t count = set.models.size();
@@ -32,7 +38,7 @@ std::vector<std::vector<std::size_t>> fitting_sets(const ModelSet& set) {
   std::vector<unsigned> fitting;
   for (unsigned chosen = 1; chosen < 1U << count; ++chosen) {
     std::uint64_t bytes = 0;
-    bool usable = true;
+    bool usable = set.pinned_for.empty() || (chosen & 1U) != 0;
     for (std::size_t i = 0; i < count; ++i) {
       if ((chosen >> i & 1U) == 0) continue;
       usable &= set.models[i].refusal.ok();
@@ -53,6 +59,13 @@ std::vector<std::vector<std::size_t>> fitting_sets(const ModelSet& set) {
 
 }  // namespace
 
+Status check_planned(const ModelSet& set) {
+  for (const ModelChoice& model : set.models)
+    if (model.asked && !model.refusal.ok() && model.refusal.code() != StatusCode::kResourceExhausted)
+      return model.refusal;
+  return {};
+}
+
 std::string plan_text(const ModelSet& set) {
   std::size_t width = 5;
   for (const ModelChoice& model : set.models) width = std::max(width, printable(model.name, 100).size());
@@ -69,11 +82,18 @@ std::string plan_text(const ModelSet& set) {
                        human_bytes(size.kv), human_bytes(size.workspace), human_bytes(size.total()),
                        model.preload ? "   (loaded at the start)" : "");
   }
-  out += fmt::format("\nall together {}", human_bytes(total_of(set)));
-  if (set.memory == 0) return out + "; there is no bound\n";
+  const Status starts = check_models(set);
+  const std::string problem = starts.ok() ? std::string() : fmt::format("serve does not start: {}\n", starts.message());
+  if (std::ranges::none_of(set.models, is_usable)) return out + "\nno model can be loaded\n" + problem;
+  out += fmt::format("\n{} {}", std::ranges::all_of(set.models, is_usable) ? "all together" : "the others together",
+                     human_bytes(total_of(set)));
+  if (set.memory == 0) return out + "; there is no bound\n" + problem;
   out += fmt::format(", of {} of memory: {}\n", human_bytes(set.memory),
                      all_fit(set) ? "they fit" : "they do not fit, so models are exchanged");
+  out += problem;
   if (all_fit(set)) return out;
+  if (set.models.size() > kMostSearched)
+    out += fmt::format("which of them fit together is listed for at most {} models\n", kMostSearched);
   for (const std::vector<std::size_t>& members : fitting_sets(set)) {
     std::string names;
     for (const std::size_t i : members) names += (names.empty() ? "" : ", ") + printable(set.models[i].name, 100);
@@ -99,10 +119,12 @@ nlohmann::ordered_json plan_json(const ModelSet& set) {
     Json& names = sets.emplace_back(Json::array());
     for (const std::size_t i : members) names.push_back(set.models[i].name);
   }
+  const Status starts = check_models(set);
   return {{"models", std::move(models)},
           {"memory", set.memory == 0 ? Json() : Json(set.memory)},
           {"total_bytes", total_of(set)},
           {"fits", all_fit(set)},
+          {"refusal", starts.ok() ? Json() : Json(starts.message())},
           {"fit_together", set.models.size() > kMostSearched ? Json() : std::move(sets)}};
 }
 

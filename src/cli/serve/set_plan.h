@@ -9,7 +9,12 @@
 
 namespace kvasir::cli {
 
-// Both list the largest sets of models that fit together, for at most 12 models.
+// Returns the error of a model that the user named and whose size cannot be told, such as that of a broken file. Models
+// that are only too large stand in the plan.
+Status check_planned(const ModelSet& set);
+
+// Both say whether a server would start with the models, and list the largest sets of models that fit together, for at
+// most 12 models.
 std::string plan_text(const ModelSet& set);
 nlohmann::ordered_json plan_json(const ModelSet& set);
 

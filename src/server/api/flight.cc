@@ -6,9 +6,11 @@
 #include <functional>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "base/status.h"
+#include "server/api/text_answer.h"
 #include "server/fields/ignored_fields.h"
 #include "server/models/asked_model.h"
 
@@ -16,12 +18,6 @@ namespace kvasir::server {
 namespace {
 
 using Json = nlohmann::json;
-
-HttpFields retry_fields(int http) {
-  HttpFields fields;
-  if (http == 429 || http == 503) fields.emplace_back("Retry-After", "1");
-  return fields;
-}
 
 // `code`: replaces the status' own code; empty: keeps it.
 ErrorText error_with(int http, const Status& status, std::string_view code) {
@@ -42,8 +38,20 @@ Flight::Flight(const FlightDeck& deck, const Dialect& dialect, AnswerHead head, 
 
 void Flight::start() {
   exchange_.answer->on_closed([self = shared_from_this()] { self->leave(); });
+  const Result<std::string> named = asked_model(body_);
+  if (!named.ok()) return refuse(error_text(named.status()), "invalid");
+  const std::string name = dialect_.model_of(*named);
+  check_before_loading(deck_.models, deck_.texts, name, body_, exchange_.caller,
+                       [self = shared_from_this(), name](const std::optional<ErrorText>& error) {
+                         if (self->over_) return;
+                         if (error) return self->refuse(*error, error->code.empty() ? "invalid" : error->code);
+                         self->ask(name);
+                       });
+}
+
+void Flight::ask(const std::string& name) {
   waits_ =
-      deck_.models.ask(dialect_.model_of(asked_model(body_)), exchange_.caller.tenant_number,
+      deck_.models.ask(name, exchange_.caller.tenant_number,
                        [self = shared_from_this()](Result<ModelLease> lease) { self->got_model(std::move(lease)); });
 }
 
@@ -52,7 +60,7 @@ void Flight::got_model(Result<ModelLease> lease) {
   if (over_) return;
   if (!lease.ok()) {
     const ErrorText error = error_of_model(lease.status());
-    return refuse(error.http, lease.status(), error.http == 404 ? "unknown_model" : error.code, error.code);
+    return refuse(error, error.http == 404 ? "unknown_model" : error.code);
   }
   model_ = std::move(*lease);
   head_.model = model_->defaults.name;
@@ -67,7 +75,8 @@ void Flight::got_model(Result<ModelLease> lease) {
 }
 
 void Flight::wait_until(std::chrono::steady_clock::time_point latest) {
-  if (over_ || record_.began() || record_.arrived() > latest) return;
+  // While the flight waits for its model, the desk refuses it.
+  if (over_ || waits_ != 0 || record_.began() || record_.arrived() > latest) return;
   refuse(503, exhausted("the server is busy: the request has waited too long; try again later"), "queue_timeout",
          "queue_timeout");
 }
@@ -358,9 +367,13 @@ void Flight::end_without_memory() {
 
 // Refuses a request that was not taken.
 void Flight::refuse(int http, const Status& status, std::string_view reason, std::string_view code) {
-  record_.report_refused(reason);
   ErrorText error = error_with(http, status, code);
   error.http = http;
+  refuse(error, reason);
+}
+
+void Flight::refuse(const ErrorText& error, std::string_view reason) {
+  record_.report_refused(reason);
   tell_failure(error);
 }
 

@@ -1,9 +1,10 @@
 // One completion under way: from its body to the end of its answer.
 //
 // First the flight waits for the model that the body names (server/models/model_desk.h), and keeps it until the answer
-// ends. The body is prepared on the text thread (server/api/prepare.h), as its dialect reads it. Each prompt then
-// becomes a request of the engine; the samples are the answer's choices. A completion of a session first opens the
-// session, and writes it back before the answer ends. Thread-safety: the I/O thread's alone, except prepare().
+// ends. A model is loaded only for a body that is a JSON object. The body is prepared on the text thread
+// (server/api/prepare.h), as its dialect reads it. Each prompt then becomes a request of the engine; the samples are
+// the answer's choices. A completion of a session first opens the session, and writes it back before the answer ends.
+// Thread-safety: the I/O thread's alone, except prepare().
 #pragma once
 
 #include <atomic>
@@ -33,8 +34,9 @@ struct FlightDeck {
   TextThread& texts;
   Traffic& traffic;
   SessionDesk* sessions;  // of the default model, which is loaded then; null: the server has no sessions
-  // How long a request may wait for its model and its first pass before it is refused with 503; 0: for ever. With a
-  // limit a stream begins with the first pass, so that it can still be refused.
+  // How long a request may wait for its first pass before it is refused with 503; 0: for ever. ModelDesk has the same
+  // limit for the wait for the model. With a limit a stream begins with the first pass, so that it can still be
+  // refused.
   std::chrono::seconds queue_timeout{0};
 };
 
@@ -56,6 +58,7 @@ class Flight : public std::enable_shared_from_this<Flight> {
   void cut_off();
 
  private:
+  void ask(const std::string& name);
   void got_model(Result<ModelLease> lease);
   void prepare();   // on the text thread: reads body_ and writes ready_
   void prepared();  // on the I/O thread, which owns ready_ from here on
@@ -75,6 +78,7 @@ class Flight : public std::enable_shared_from_this<Flight> {
   void fail(int http, const Status& status, std::string_view code);
   void tell_failure(const ErrorText& error);
   void refuse(int http, const Status& status, std::string_view reason, std::string_view code = {});
+  void refuse(const ErrorText& error, std::string_view reason);
   void end_without_memory();
   void leave();
   void release_all();

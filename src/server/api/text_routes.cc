@@ -227,7 +227,7 @@ void TextRoutes::add_routes(Router& router) {
                                                       {"/v1/kv/plan", plan}};
   for (const auto& [path, work] : kRoutes)
     router.add("POST", path, [this, work = work](Exchange exchange) {
-      const std::string name = asked_model(exchange.request.body);
+      const Result<std::string> name = asked_model(exchange.request.body);
       answer_of_model(models_, texts_, std::move(exchange), name, work);
     });
 }

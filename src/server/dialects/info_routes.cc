@@ -63,7 +63,7 @@ void InfoRoutes::add_routes(Router& router) {
     router.add(
         "POST", path,
         [this, work](Exchange exchange) {
-          const std::string name = asked_model(exchange.request.body);
+          const Result<std::string> name = asked_model(exchange.request.body);
           answer_of_model(models_, texts_, std::move(exchange), name, work);
         },
         Router::Access::kCallers, form);
@@ -93,23 +93,42 @@ void InfoRoutes::add_routes(Router& router) {
       Router::Access::kAll);
 }
 
-// Loads the model: whether its chat template takes tools is known only then.
+// Loads no model that it can show: of one that is not loaded it says what the file's header told, without "tools",
+// since whether a chat template takes them is found by rendering it.
 void InfoRoutes::show(Exchange exchange) const {
-  std::string name = asked_model(exchange.request.body);
-  if (name.empty()) name = asked_model(exchange.request.body, "name");
-  answer_of_model(models_, texts_, std::move(exchange), ollama_model(std::move(name)),
-                  [since = options_.since](const Served& model, const Exchange& asked) -> Result<std::string> {
-                    KVASIR_ASSIGN_OR_RETURN(const Json body, parse_body(asked.request.body));
-                    std::string named;
-                    for (const char* field : {"name", "model"}) KVASIR_RETURN_IF_ERROR(read_field(body, field, named));
-                    return text_of(ollama_show(model.steps.model(), takes_tools(model.steps.text()), since));
+  Result<std::string> named = asked_model(exchange.request.body);
+  if (named.ok() && named->empty()) named = asked_model(exchange.request.body, "name");
+  if (!named.ok()) return exchange.refuse(named.status());
+  const std::string name = ollama_model(std::move(*named));
+  const auto check = [](const Exchange& asked) -> Status {
+    KVASIR_ASSIGN_OR_RETURN(const Json body, parse_body(asked.request.body));
+    std::string text;
+    for (const char* field : {"name", "model"}) KVASIR_RETURN_IF_ERROR(read_field(body, field, text));
+    return {};
+  };
+  const std::optional<ModelDesk::Info> model = models_.find(name);
+  if (model && model->served == nullptr && !model->summary.architecture.empty())
+    return answer_on(
+        texts_, std::move(exchange),
+        [check, summary = model->summary, since = options_.since](const Exchange& asked) -> Result<std::string> {
+          KVASIR_RETURN_IF_ERROR(check(asked));
+          return text_of(ollama_show(summary, false, since));
+        });
+  answer_of_model(models_, texts_, std::move(exchange), name,
+                  [check, since = options_.since](const Served& served, const Exchange& asked) -> Result<std::string> {
+                    KVASIR_RETURN_IF_ERROR(check(asked));
+                    return text_of(ollama_show(served.steps.model(), takes_tools(served.steps.text()), since));
                   });
 }
 
 std::optional<ModelDesk::Info> InfoRoutes::find(const Exchange& exchange) const {
-  const std::string name = query_parameter(exchange.request.query, "model");
-  std::optional<ModelDesk::Info> found = models_.find(name);
-  if (!found) exchange.refuse(error_of_model(models_.unknown(name)));
+  const Result<std::string> name = query_parameter(exchange.request.query, "model");
+  if (!name.ok()) {
+    exchange.refuse(name.status());
+    return std::nullopt;
+  }
+  std::optional<ModelDesk::Info> found = models_.find(*name);
+  if (!found) exchange.refuse(error_of_model(models_.unknown(*name)));
   return found;
 }
 

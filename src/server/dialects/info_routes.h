@@ -5,7 +5,8 @@
 //   GET /props, /slots; POST /apply-template             llama-server
 //   GET /                                                says what this is, where no other page is there
 //
-// /props and /slots are about the default model, or that of ?model=NAME; they load none.
+// /props and /slots are about the default model, or that of ?model=NAME; they load none. /api/show loads none either, and
+// names the capability "tools" only of a loaded model.
 // Thread-safety: the I/O thread's alone.
 #pragma once
 
@@ -37,7 +38,7 @@ class InfoRoutes {
   void show(Exchange exchange) const;
   void props(const Exchange& exchange) const;
   void slots(Exchange exchange) const;
-  // Returns the model that a path's query names. Refuses the request for the name of none.
+  // Returns the model that a path's query names. Refuses the request for the name of none and for a malformed query.
   std::optional<ModelDesk::Info> find(const Exchange& exchange) const;
 
   ModelDesk& models_;

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/status.h"
 #include "server/api/api_response.h"
 #include "server/http/local_gate.h"
 
@@ -160,15 +161,19 @@ std::optional<std::string> Router::admit(const HttpRequest& request, HttpAnswer&
   return std::nullopt;
 }
 
-std::string query_parameter(std::string_view query, std::string_view name) {
+Result<std::string> query_parameter(std::string_view query, std::string_view name) {
   while (!query.empty()) {
     const std::size_t end = query.find('&');
     const std::string_view pair = query.substr(0, end);
-    if (pair.size() > name.size() && pair.starts_with(name) && pair[name.size()] == '=')
-      return decoded(pair.substr(name.size() + 1));
+    if (pair.size() > name.size() && pair.starts_with(name) && pair[name.size()] == '=') {
+      const std::string_view escaped = pair.substr(name.size() + 1);
+      std::string value = decoded(escaped);
+      if (!value.empty() || escaped.empty()) return value;
+      return invalid_argument("'{}' in the query has a malformed percent escape", name).about({name});
+    }
     query = end == std::string_view::npos ? std::string_view() : query.substr(end + 1);
   }
-  return {};
+  return std::string();
 }
 
 }  // namespace kvasir::server

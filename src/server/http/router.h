@@ -33,8 +33,9 @@ class Gate {
   virtual std::optional<Refusal> check(const HttpRequest& request, Caller& caller) { return identify(request, caller); }
 };
 
-// Returns the value of a query's parameter without percent escapes; "" if it is absent or malformed.
-std::string query_parameter(std::string_view query, std::string_view name);
+// Returns the value of a query's parameter without percent escapes; "" if it is absent. Errors: kInvalidArgument, about
+// the parameter, for a malformed escape and for one of a NUL. REQUIRES: `name` is a string literal.
+Result<std::string> query_parameter(std::string_view query, std::string_view name);
 
 class Router {
  public:

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/status.h"
 #include "retention/registry.h"
 #include "server/api/api_response.h"
 #include "server/inspector/inspector_page.h"
@@ -141,12 +142,14 @@ namespace {
 // Errors: kInvalidArgument.
 Result<TokenQuery> read_query(const Exchange& exchange) {
   const std::string_view query = exchange.request.query;
-  const auto sample = number(query_parameter(query, "sample"), 1 << 20);
-  const auto from = number(query_parameter(query, "from"), std::int64_t{1} << 40);
+  KVASIR_ASSIGN_OR_RETURN(const std::string sample_text, query_parameter(query, "sample"));
+  KVASIR_ASSIGN_OR_RETURN(const std::string from_text, query_parameter(query, "from"));
+  const auto sample = number(sample_text, 1 << 20);
+  const auto from = number(from_text, std::int64_t{1} << 40);
   if (!sample) return Status(StatusCode::kInvalidArgument, "'sample' must be a whole number").about({"sample"});
   if (!from) return Status(StatusCode::kInvalidArgument, "'from' must be a whole number").about({"from"});
   TokenQuery result;
-  result.label = query_parameter(query, "request");
+  KVASIR_ASSIGN_OR_RETURN(result.label, query_parameter(query, "request"));
   result.tenant = exchange.caller.tenant_number;
   result.sample = static_cast<int>(*sample);
   result.first = *from;

@@ -166,9 +166,8 @@ void ModelDesk::tick() {
       while (!model->waiters.empty() && model->waiters.front().since < latest) {
         const Answer answer = std::move(model->waiters.front().answer);
         model->waiters.pop_front();
-        answer(make_status(StatusCode::kCancelled,
-                           "the model '{}' has not been loaded in time: others are in use; try again later",
-                           model->entry.defaults.name));
+        answer(make_status(StatusCode::kCancelled, "the model '{}' was not loaded within {} s; try again later",
+                           model->entry.defaults.name, options_.queue_timeout.count()));
       }
   pump();
 }
@@ -281,6 +280,17 @@ void ModelDesk::start_job() {
     if (model->state != ModelState::kLoaded && !model->waiters.empty() && fits(*model, 0)) return load(*model);
 }
 
+// Removes models from those that are to make room, `freed` bytes with others, if there is room without them too. Those
+// that were asked for last are the first that may stay.
+void ModelDesk::keep_needed(const Model& wanted, std::vector<Model*>& chosen, std::uint64_t freed) const {
+  for (std::size_t i = chosen.size(); i-- > 0;) {
+    const std::uint64_t without = freed - chosen[i]->entry.size.total();
+    if (!fits(wanted, without)) continue;
+    freed = without;
+    chosen.erase(chosen.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
 // Unloads a model that nobody uses if that helps to make room. Otherwise, if `close_busy`, closes those in use that are
 // in the way. Returns whether it has unloaded one.
 bool ModelDesk::make_room(const Model& wanted, bool close_busy) {
@@ -288,15 +298,20 @@ bool ModelDesk::make_room(const Model& wanted, bool close_busy) {
   std::vector<Model*> idle, busy;
   for (const auto& model : models_) {
     if (model->state != ModelState::kLoaded || model->entry.pinned) continue;
-    const bool waits = now - model->idle < options_.grace && now - model->since < options_.patience;
+    const bool waits = now - model->idle < options_.grace;
     (model->leases == 0 && (model->closed || !waits) ? idle : busy).push_back(model.get());
   }
   std::ranges::sort(idle, {}, [](const Model* model) { return model->used; });
   std::uint64_t freed = 0;
-  for (const Model* model : idle) {
+  std::vector<Model*> chosen;  // the oldest that make room together
+  for (Model* model : idle) {
+    if (fits(wanted, freed)) break;
+    chosen.push_back(model);
     freed += model->entry.size.total();
-    if (!fits(wanted, freed)) continue;
-    unload(*idle.front());
+  }
+  if (fits(wanted, freed)) {
+    keep_needed(wanted, chosen, freed);
+    unload(*chosen.front());
     return true;
   }
   if (!close_busy) return false;
@@ -307,7 +322,8 @@ bool ModelDesk::make_room(const Model& wanted, bool close_busy) {
     freed += model->entry.size.total();
     if (fits(wanted, freed)) break;
   }
-  for (Model* model : idle) model->closed = true;  // they have to go too
+  keep_needed(wanted, chosen, freed);
+  for (Model* model : chosen) model->closed = true;  // they have to go too
   return false;
 }
 

@@ -2,13 +2,13 @@
 //
 // A request asks for a model by its name and gets a lease once the model is loaded. Models are loaded when they are
 // first asked for, one at a time, by a thread of the desk. All that are loaded stay within one bound of memory. To load
-// one more, the desk unloads models that no lease holds, the one that was asked for longest ago first. A model that a
-// lease holds is never unloaded. One whose last lease has just ended stays for Options::grace: its clients often ask
-// again.
+// one more, the desk unloads models that no lease holds, the one that was asked for longest ago first, and only those
+// that are needed to make room. A model that a lease holds is never unloaded. One whose last lease has just ended stays
+// for Options::grace: its clients often ask again.
 //
 // No model starves. Once the request that has waited longest for an unloaded model has waited for Options::patience,
-// the models in its way give no further leases. They are unloaded when the last lease has ended. A model that was
-// loaded is open for at least the same time.
+// the models in its way give no further leases. They are unloaded when the last lease has ended. A model is not closed
+// so within the same time from when it was loaded; one that nobody uses may be unloaded sooner.
 //
 // Thread-safety: the I/O thread's alone; callbacks are called there, except where they say otherwise.
 #pragma once
@@ -187,6 +187,7 @@ class ModelDesk {
   Model* longest_waiting() const;
   std::uint64_t taken() const;
   bool fits(const Model& model, std::uint64_t freed) const;
+  void keep_needed(const Model& wanted, std::vector<Model*>& chosen, std::uint64_t freed) const;
   bool make_room(const Model& wanted, bool close_busy);
   void load(Model& model);
   void loaded(Model& model, Result<std::unique_ptr<Engine>> engine);
