@@ -155,6 +155,8 @@ struct ThoughtMarks {
   bool anywhere = false;            // `open` counts anywhere; false: only where nothing but white space precedes it
   // The tokens that end thoughts for which the budget is used up.
   std::vector<std::int32_t> closing;
+  // Ends thoughts that open again after `closing` was forced; empty: `closing` does.
+  std::vector<std::int32_t> closing_again = {};
 };
 
 // One continuation.
@@ -184,8 +186,8 @@ struct GenerateOptions {
   std::shared_ptr<const Grammar> grammar;
   // Counts the tokens of thoughts: GenerateResult::thought_tokens. Null: thoughts are not told apart.
   std::shared_ptr<const ThoughtMarks> thoughts;
-  // Most tokens of thoughts, from one mark to the other. Then ThoughtMarks::closing follows, whatever the logits, as
-  // ordinary tokens of the answer, and the answer goes on. A character or a mark that has begun may end first. -1: no limit.
+  // Maximum tokens between the marks. When it is reached, ThoughtMarks::closing is forced. Its tokens are ordinary
+  // tokens of the answer, which goes on after them. A character or a mark that has begun may end first. -1: no limit.
   // Needs `thoughts`, or messages for which a request finds them. No effect where `grammar` has no place for the marks.
   std::int64_t thought_budget = -1;
   // Control tokens appear in the text, by name. The answer's parser needs them (tools, thoughts).

@@ -63,7 +63,8 @@ enum class ToolChoice {
   kNamed,     // RequestOptions::tool_name, once
 };
 
-// Whether the model thinks before it answers, as far as the chat template has a say in it.
+// Whether the model thinks before it answers. kOff: the prompt says so as far as the chat template can, and thoughts
+// that the model opens all the same are closed at once.
 enum class Thinking { kAuto, kOff, kOn };
 
 struct RequestOptions {
@@ -95,8 +96,8 @@ struct RequestOptions {
   // For `tokens` that ModelText::encode_prompt made: its PromptTokens::stops. They end the text as `generate.stop`
   // does.
   std::vector<std::string> template_stops;
-  // For `tokens` that ModelText::encode_prompt made: its PromptTokens::lasting_tokens. Of these a policy that drops old
-  // tokens leaves a snapshot in the prefix cache. 0: not known.
+  // For `tokens` that ModelText::encode_prompt made: its PromptTokens::lasting_tokens. A policy that drops old tokens
+  // snapshots this prefix. 0: not known.
   std::int64_t lasting_tokens = 0;
 
   // A session to continue; may be null. The prompt is appended to the session's context, and prompt and answer stay in

@@ -2,6 +2,7 @@
 // (find_format.h). Thread-safety: plain values and pure functions.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -46,6 +47,10 @@ struct ThoughtFormat {
   // Between thoughts and the content behind them: `close`, and the white space that the template writes around it.
   std::string closing = {};
 };
+
+// Each of these ends a message in the channels of gpt-oss; the last two also begin the next one.
+inline constexpr std::array<std::string_view, 5> kMessageEnds = {"<|end|>", "<|call|>", "<|return|>", "<|start|>",
+                                                                 "<|channel|>"};
 
 struct AnswerFormat {
   CallFormat calls;

@@ -298,8 +298,7 @@ class AnswerWriter {
 
   Expr channels(const std::vector<Expr>& calls) {
     // The parser ends a message at these.
-    const std::array<std::string, 5> ends_of_messages = {"<|end|>", "<|call|>", "<|return|>", "<|start|>",
-                                                         "<|channel|>"};
+    const std::vector<std::string> ends_of_messages(kMessageEnds.begin(), kMessageEnds.end());
     const Expr text = builder_.text_without(ends_of_messages);
     const Expr thought =
         sequence({written("<|channel|>analysis<|message|>"), text, written("<|end|><|start|>assistant")});

@@ -1,7 +1,6 @@
 #include "dialogue/channel_parser.h"
 
 #include <algorithm>
-#include <array>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -13,11 +12,11 @@ namespace kvasir {
 namespace {
 
 constexpr std::string_view kChannel = "<|channel|>", kMessage = "<|message|>", kStart = "<|start|>";
-constexpr std::array<std::string_view, 5> kEnds = {"<|end|>", "<|call|>", "<|return|>", kStart, kChannel};
 constexpr std::string_view kFunctions = "functions.";
 constexpr std::size_t kLongestHeader = 1024;
 
-// Reads messages: [<|start|>assistant] HEADER <|message|> BODY and one of kEnds. The header names the channel behind
+// Reads messages: [<|start|>assistant] HEADER <|message|> BODY and one of kMessageEnds. The header names the channel
+// behind
 // <|channel|>, and the recipient behind "to=".
 class ChannelParser final : public AnswerParser {
  public:
@@ -97,7 +96,7 @@ class ChannelParser final : public AnswerParser {
     for (std::size_t i = 0; i < buffer_.size(); ++i) {
       const std::string_view rest = std::string_view(buffer_).substr(i);
       if (rest[0] == '<' && !quoted_)
-        for (const std::string_view end : kEnds) {
+        for (const std::string_view end : kMessageEnds) {
           if (rest.starts_with(end)) {
             say(take(i));
             if (end != kStart && end != kChannel) take(end.size());

@@ -88,7 +88,7 @@ void close_thoughts(const ThoughtFormat& thoughts, ChatPrompt& prompt) {
 }
 
 // Compares the prompt with that of the next turn, in which this answer has a text and no thoughts.
-std::optional<std::size_t> passing_bytes(const ChatTemplate& chat, const Conversation& conversation) {
+std::optional<std::size_t> bytes_not_in_next_prompt(const ChatTemplate& chat, const Conversation& conversation) {
   std::vector<Message> next = conversation.messages;
   if (next.back().role == "assistant") return std::nullopt;
   next.push_back({"assistant", "Kvasir1"});
@@ -193,7 +193,8 @@ Result<Conversation> write_conversation(const ChatTemplate& chat, const Vocabula
   const bool single = !options.parallel_tool_calls || options.tool_choice == ToolChoice::kNamed;
   rules.most_calls = single ? 1 : AnswerRules::kMostCalls;
   conversation.rules = std::make_shared<const AnswerRules>(std::move(rules));
-  if (thinks && options.thinking != Thinking::kOff) conversation.passing_bytes = passing_bytes(used, conversation);
+  if (thinks && options.thinking != Thinking::kOff)
+    conversation.bytes_not_in_next_prompt = bytes_not_in_next_prompt(used, conversation);
   return conversation;
 }
 

@@ -30,9 +30,9 @@ struct Conversation {
   std::vector<Message> messages;             // as the template was given them
   std::unique_ptr<ChatTemplate> own;         // the template with the request's arguments; null: the model's own
   std::shared_ptr<const AnswerRules> rules;  // null: the answer is plain text
-  // Bytes at the end of the prompt with which the conversation's next prompt does not go on if the thoughts of this
-  // answer are left out of it; nothing: not known.
-  std::optional<std::size_t> passing_bytes;
+  // Bytes at the end of this prompt that the next turn's prompt replaces once this answer's thoughts are left out.
+  // nullopt: not known.
+  std::optional<std::size_t> bytes_not_in_next_prompt;
 };
 
 // `options`: its messages, template_arguments, tools, tool_choice and thinking count. Where the template cannot write

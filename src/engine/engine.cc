@@ -202,6 +202,10 @@ class EngineImpl final : public Engine {
     KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, cache_.shape_of(options.codec));
     KVASIR_ASSIGN_OR_RETURN(CacheSize place,
                             cache_.find_place(options.policy, options.protect, shape, options.sequences));
+    if (place.policy->as<DropsThoughts>())
+      return unsupported("a session cannot drop thoughts, and its policy is '{}'; leave thoughts=drop out",
+                         place.policy->traits().spec)
+          .about({"policy"});
     KVASIR_RETURN_IF_ERROR(cache_.ensure_cache(place.bytes));
     return make_session(runner(), std::move(place.policy), place.chunk, shape.codec());
   }
@@ -217,7 +221,7 @@ class EngineImpl final : public Engine {
       return invalid_argument("a request that continues a session has no tools, and thinks as the session does")
           .about({"tools"});
     if (!options.thoughts.empty())
-      return invalid_argument("a session keeps thoughts as its policy says; leave thoughts out").about({"thoughts"});
+      return invalid_argument("a session keeps the thoughts of its answers; leave thoughts out").about({"thoughts"});
     if (options.samples != 1 || !options.template_arguments.empty())
       return invalid_argument("a request that continues a session has one sample and no template arguments")
           .about({"samples", "template_arguments"});
@@ -264,9 +268,6 @@ class EngineImpl final : public Engine {
         cache_.find_place(with_demotion(policy, options.demote), options.protect, shape, options.samples);
     if (!found.ok()) return about_unless_said(found.status(), "policy");
     CacheSize place = std::move(*found);
-    if (place.policy->as<DropsThoughts>() && (shape.window > 0 || !shape.windows.empty() || !shape.states.empty()))
-      return unsupported("thoughts cannot be dropped in models with windows or states; give thoughts=keep")
-          .about({"policy"});
     KVASIR_RETURN_IF_ERROR(check_prompt(shape, *place.policy, {}, 0, static_cast<std::int64_t>(text.tokens.size()),
                                         place.chunk, model_->config.context, place.bytes));
     KVASIR_RETURN_IF_ERROR(

@@ -31,6 +31,13 @@ Status check_sequences(int sequences) {
   return invalid_argument("sequences={} is outside 1 to 65", sequences).about({"sequences"});
 }
 
+Status check_thoughts(const RetentionPolicy& policy, const KvCacheShape& shape) {
+  const bool plain = shape.window == 0 && shape.windows.empty() && shape.states.empty();
+  if (plain || !policy.as<DropsThoughts>()) return {};
+  return unsupported("thoughts cannot be dropped in models with windows or states; give thoughts=keep")
+      .about({"thoughts"});
+}
+
 }  // namespace
 
 CacheConditions EngineCache::conditions(const KvCacheShape& shape, int chunk) const {
@@ -60,6 +67,7 @@ Result<CacheSize> EngineCache::find_place(const std::string& policy_text, std::i
   if (!place.ok()) return place;
   const RetentionPolicy& policy = *place->policy;
   KVASIR_RETURN_IF_ERROR(check_model(policy, policy_model(*model_)));
+  KVASIR_RETURN_IF_ERROR(check_thoughts(policy, shape));
   KVASIR_RETURN_IF_ERROR(policy.check_pages(policy_model(*model_), shape.page));
   KVASIR_RETURN_IF_ERROR(check_demotion_file(policy, model_->demotion_file.get()));
   KVASIR_RETURN_IF_ERROR(check_offload(policy, model_->kv_shape.page, model_->cold_tier.get()));

@@ -154,7 +154,8 @@ Status validate(const GenerateOptions& options, int vocabulary) {
     if (options.thoughts->open.empty() || options.thoughts->closes.empty() ||
         std::ranges::count(options.thoughts->closes, "") > 0)
       return invalid_argument("a mark of thoughts is empty; take the marks from encode_prompt").about({"thoughts"});
-    for (const TokenId token : options.thoughts->closing) KVASIR_RETURN_IF_ERROR(check("thoughts", token));
+    for (const auto* closing : {&options.thoughts->closing, &options.thoughts->closing_again})
+      for (const TokenId token : *closing) KVASIR_RETURN_IF_ERROR(check("thoughts", token));
   }
   if (options.grammar == nullptr) return {};
   if (options.grammar->trie().vocabulary() != static_cast<std::size_t>(vocabulary))
@@ -289,7 +290,7 @@ TokenId Generation::due() const {
   if (due == kNoToken || !grammar_ || thoughts_->closing()) return due;
   GrammarMatcher place = *grammar_;
   const auto fits = [&place](TokenId token) { return place.accept(token).ok(); };
-  return std::ranges::all_of(thoughts_->marks().closing, fits) ? due : kNoToken;
+  return std::ranges::all_of(thoughts_->closing_tokens(), fits) ? due : kNoToken;
 }
 
 GeneratedToken Generation::describe(std::span<const float> logits, TokenId token, int likeliest) const {

@@ -22,7 +22,10 @@ ThoughtMeter::ThoughtMeter(std::shared_ptr<const ThoughtMarks> marks, std::int64
     : marks_(std::move(marks)), budget_(budget), place_(marks_->opened ? Place::kInside : Place::kBefore) {}
 
 void ThoughtMeter::read(std::string_view bytes, bool forced) {
-  if (forced && ++closing_ == marks_->closing.size()) closing_ = 0;
+  if (forced && ++closing_ == closing_tokens().size()) {
+    closing_ = 0;
+    closed_once_ = true;
+  }
   const std::int64_t place = read_++;
   if (place_ == Place::kPast && !marks_->anywhere) return;
   if (inside()) ++spent_;
@@ -47,20 +50,20 @@ bool ThoughtMeter::enter() {
       return false;
     }
   } else {
-    const std::size_t start = std::min(buffer_.find_first_not_of(kSpaces), buffer_.size());
-    const std::string_view rest = std::string_view(buffer_).substr(start);
-    if (rest.size() < open.size() && open.starts_with(rest)) return false;
-    if (!rest.starts_with(open)) {
+    forget(std::min(buffer_.find_first_not_of(kSpaces), buffer_.size()));
+    if (buffer_.size() < open.size() && open.starts_with(buffer_)) return false;
+    if (!buffer_.starts_with(open)) {
       place_ = Place::kPast;
       forget(buffer_.size());
       return false;
     }
-    at = start;
+    at = 0;
   }
   forget(at + open.size());
   place_ = Place::kInside;
   solid_ = false;
   newest_ = {};
+  spaces_ = 0;
   spent_ += std::ssize(pieces_);
   return true;
 }
@@ -69,7 +72,7 @@ bool ThoughtMeter::enter() {
 bool ThoughtMeter::leave() {
   std::size_t at = std::string::npos, size = 0, partial = 0;
   for (const std::string& close : marks_->closes) {
-    if (const std::size_t here = buffer_.find(close, searched_); here < at) {
+    if (const std::size_t here = buffer_.find(close); here < at) {
       at = here;
       size = close.size();
     }
@@ -78,7 +81,7 @@ bool ThoughtMeter::leave() {
   const bool closes = at != std::string::npos;
   const std::size_t dropped = count(closes ? at : buffer_.size() - partial);
   if (!closes) {
-    searched_ = buffer_.size() - partial;
+    forget_spaces(buffer_.size() - partial);
     return false;
   }
   at -= dropped;
@@ -94,8 +97,9 @@ bool ThoughtMeter::leave() {
 // the bytes it has dropped.
 std::size_t ThoughtMeter::count(std::size_t end) {
   const std::string_view text = std::string_view(buffer_).substr(0, end);
-  const std::size_t first = text.find_first_not_of(kSpaces, searched_);
+  const std::size_t first = text.find_first_not_of(kSpaces);
   if (first == std::string_view::npos) return 0;
+  tokens_ += std::exchange(spaces_, 0);
   const std::size_t last = text.find_last_not_of(kSpaces);
   const auto counts = [&](const Piece& piece) { return piece.begin <= last && (solid_ || piece.end > first); };
   for (const Piece& piece : pieces_) {
@@ -110,10 +114,21 @@ std::size_t ThoughtMeter::count(std::size_t end) {
   return last + 1;
 }
 
+// Drops the tokens that end within the first `size` bytes, which are white space inside thoughts.
+void ThoughtMeter::forget_spaces(std::size_t size) {
+  for (const Piece& piece : pieces_) {
+    if (piece.end > size) {
+      size = std::min(size, piece.begin);
+    } else if (solid_) {
+      ++spaces_;
+    }
+  }
+  forget(size);
+}
+
 // Drops the first bytes, and the tokens that end with them.
 void ThoughtMeter::forget(std::size_t size) {
   buffer_.erase(0, size);
-  searched_ -= std::min(searched_, size);
   std::erase_if(pieces_, [size](const Piece& piece) { return piece.end <= size; });
   for (Piece& piece : pieces_) {
     piece.begin -= std::min(piece.begin, size);
@@ -129,13 +144,13 @@ std::int64_t ThoughtMeter::tokens() const {
 }
 
 TokenId ThoughtMeter::due(bool mid_character) const {
-  if (closing_ > 0) return marks_->closing[closing_];
+  if (closing_ > 0) return closing_tokens()[closing_];
   if (budget_ < 0 || !inside() || marks_->closing.empty() || spent_ < budget_) return kNoToken;
   // Each token that completes something has a byte of it.
   std::size_t longest = 0;
   if (mid_character) longest = kLongestCharacter;
-  if (searched_ < buffer_.size()) longest = std::ranges::max(marks_->closes, {}, &std::string::size).size();
-  return spent_ - budget_ + 1 < static_cast<std::int64_t>(longest) ? kNoToken : marks_->closing.front();
+  if (!buffer_.empty()) longest = std::ranges::max(marks_->closes, {}, &std::string::size).size();
+  return spent_ - budget_ + 1 < static_cast<std::int64_t>(longest) ? kNoToken : closing_tokens().front();
 }
 
 }  // namespace kvasir

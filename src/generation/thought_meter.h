@@ -41,8 +41,13 @@ class ThoughtMeter {
   // Returns the token that must come next because the budget is used up; kNoToken: none. What has begun comes
   // first: other tokens of a character (`mid_character`: the answer ends inside one), or of a mark that may close them.
   TokenId due(bool mid_character) const;
-  bool closing() const { return closing_ > 0; }  // some of ThoughtMarks::closing has come, and not all of it
-  const ThoughtMarks& marks() const { return *marks_; }
+  bool closing() const { return closing_ > 0; }  // some of closing_tokens() have come, and not all
+  // Returns what ends the next thoughts for which the budget is used up.
+  const std::vector<TokenId>& closing_tokens() const {
+    return closed_once_ && !marks_->closing_again.empty() ? marks_->closing_again : marks_->closing;
+  }
+  // Returns how many bytes the next read() looks at again.
+  std::size_t held() const { return buffer_.size(); }
 
  private:
   enum class Place {
@@ -59,21 +64,23 @@ class ThoughtMeter {
   bool enter();
   bool leave();
   std::size_t count(std::size_t end);
+  void forget_spaces(std::size_t size);
   void forget(std::size_t size);
 
   std::shared_ptr<const ThoughtMarks> marks_;
   std::int64_t budget_ = -1;
   Place place_ = Place::kBefore;
-  std::string buffer_;         // the newest bytes: white space, and what may belong to a mark
-  std::size_t searched_ = 0;   // so many of them, inside thoughts, are white space
+  std::string buffer_;         // the newest bytes, which may belong to a mark; whole tokens of white space are left out
   std::vector<Piece> pieces_;  // the tokens of these bytes
   std::int64_t tokens_ = 0;    // counted
+  std::int64_t spaces_ = 0;    // tokens of white space behind these, which count if the thoughts go on
   std::int64_t read_ = 0;      // all tokens of the answer
   Span newest_;                // the newest thoughts, as far as they are counted
   std::optional<Span> closed_;
-  std::int64_t spent_ = 0;   // tokens that the budget counts
-  bool solid_ = false;       // the newest thoughts are more than white space
-  std::size_t closing_ = 0;  // so many tokens of ThoughtMarks::closing have come
+  std::int64_t spent_ = 0;    // tokens that the budget counts
+  bool solid_ = false;        // the newest thoughts are more than white space
+  std::size_t closing_ = 0;   // so many of closing_tokens() have come
+  bool closed_once_ = false;  // all of ThoughtMarks::closing has come
 };
 
 }  // namespace kvasir

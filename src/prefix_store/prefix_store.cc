@@ -141,7 +141,8 @@ PrefixStore::Start PrefixStore::start(const PrefixUse& use, const PrefixText& te
   const PrefixQuery query = query_of(use, text, lineage);
   const PrefixMatch match = cache_.find(query);
   start.miss = match.miss;
-  // Others could not continue what was generated in any case.
+  // Where the chunks of a prompt matter, generated tokens are never shared: dropped thoughts are not why nothing was
+  // found.
   if (start.miss == PrefixMiss::kUnknown && !chunk_matters(*text.policy) &&
       thoughts_.passed(query.space(), text.tokens, match.tokens))
     start.miss = PrefixMiss::kThoughts;

@@ -22,6 +22,8 @@ std::unique_ptr<RequestGroup> make_group(RequestId id, const RequestOptions& opt
   const bool pools = options.pooling != Pooling::kNone;
   if (pools) generate.max_tokens = generate.min_tokens = 0;
   if (generate.thoughts == nullptr) generate.thoughts = std::move(text.thoughts);
+  // A prompt cannot keep every model from opening thoughts: they close at once.
+  if (options.thinking == Thinking::kOff) generate.thought_budget = 0;
   auto group = std::make_unique<RequestGroup>();
   group->id = id;
   group->samples = options.samples;

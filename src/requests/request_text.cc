@@ -35,7 +35,8 @@ Result<RequestText> encode_messages(const LoadedModel& model, const RequestOptio
   if (conversation.rules != nullptr) {
     text.answer = make_answer_form(conversation.rules);
     KVASIR_ASSIGN_OR_RETURN(text.thoughts, make_thought_marks(*conversation.rules, tokenizer));
-    if (conversation.passing_bytes) text.lasting = tokens_before(tokenizer, text.tokens, *conversation.passing_bytes);
+    if (conversation.bytes_not_in_next_prompt)
+      text.lasting = tokens_before(tokenizer, text.tokens, *conversation.bytes_not_in_next_prompt);
   }
   if (options.generate.thought_budget >= 0 && text.thoughts == nullptr)
     return unsupported("the model's chat template writes no thoughts, so a budget of them has no effect; leave it out")

@@ -10,11 +10,11 @@ constexpr PolicyOption kFullOptions[] = {
 };
 
 Result<std::unique_ptr<RetentionPolicy>> make_full(const PolicyOptions& given) {
-  StartRecentOptions never{.every = 0, .positions_as_part = PositionMode::kAuto};
+  StartRecentOptions options{.every = 0, .positions_as_part = PositionMode::kAuto};
   constexpr std::string_view kThoughts[] = {"keep", "drop"};
   KVASIR_ASSIGN_OR_RETURN(const std::string thoughts, given.get_choice("thoughts", kThoughts));
-  never.drops_thoughts = thoughts == "drop";
-  return {std::make_unique<StartRecentPolicy>(given.canonical({}), never)};
+  options.drops_thoughts = thoughts == "drop";
+  return {std::make_unique<StartRecentPolicy>(given.canonical({}), options)};
 }
 
 }  // namespace
@@ -25,7 +25,7 @@ const PolicyInfo kFullPolicy{
     .formula = "keep = all tokens",
     .reference = "ordinary attention",
     .options = kFullOptions,
-    .acts = "never: it drops nothing",
+    .acts = "never, except an answer's thoughts with thoughts=drop",
     .make = make_full,
 };
 

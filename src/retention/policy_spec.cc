@@ -316,7 +316,10 @@ Result<std::string> with_thoughts(std::string_view spec, std::string_view though
     return parsed.text();
   }
   if (thoughts == "keep") return std::string(spec);
-  return unsupported("only the policy full drops thoughts, and this is '{}'; name full, or leave it out", spec)
+  return unsupported(
+             "only the policy full can drop thoughts, and the policy here is '{}'; choose full, or leave thoughts=drop "
+             "out",
+             spec)
       .about({"thoughts"});
 }
 

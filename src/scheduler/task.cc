@@ -134,12 +134,14 @@ void Task::take(const StepResult& result) {
 // Drops the thoughts of the answer when they have closed, and in replay after the same token.
 void Task::drop_thoughts() {
   if (!replayable_ || !generation_ || text_->sequence == nullptr || !text_->sequence->status().ok()) return;
-  if (text_->sequence->policy().as<DropsThoughts>() == nullptr || text_->sequence->in_chunk()) return;
+  if (text_->sequence->policy().as<DropsThoughts>() == nullptr) return;
   if (const auto closed = generation_->closed_thoughts(); closed && !dropped_) {
     const auto prompt = static_cast<TokenIndex>(prompt_);
-    dropped_ = {run_, {prompt + closed->begin, prompt + closed->end}, false};
+    // Behind the forced tokens, of which the rest may be part of the chunk under way.
+    dropped_ = {tokens_.size(), {prompt + closed->begin, prompt + closed->end}, false};
   }
   if (!dropped_ || dropped_->done || run_ != dropped_->at) return;
+  KVASIR_CHECK(run_ >= prompt_ && !text_->sequence->in_chunk());
   text_->sequence->drop_thoughts(dropped_->thoughts);
   dropped_->done = true;
 }

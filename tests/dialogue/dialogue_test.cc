@@ -246,7 +246,14 @@ TEST(Dialogue, ThoughtsCloseAsTheTemplateClosesThem) {
     const auto marks = make_thought_marks({dialogue.format, {}, false}, *tokenizer);
     ASSERT_TRUE(marks.ok() && *marks != nullptr) << name;
     EXPECT_EQ(tokenizer->decode((*marks)->closing, true), closing) << name;
+    EXPECT_TRUE((*marks)->closing_again.empty()) << name;
   }
+  // With tools a call may follow, but not thoughts without end.
+  const auto calling =
+      make_thought_marks({test::Dialogue(source_of("gpt-oss")).format, *read_tools(test::kTools), false}, *tokenizer);
+  ASSERT_TRUE(calling.ok() && *calling != nullptr);
+  EXPECT_EQ(tokenizer->decode((*calling)->closing, true), "<|end|><|start|>assistant");
+  EXPECT_EQ(tokenizer->decode((*calling)->closing_again, true), closings[1].second);
   for (const Family& family : kFamilies) {
     const test::Dialogue dialogue(source_of(family.name));
     if (dialogue.format.thoughts.open.empty()) continue;

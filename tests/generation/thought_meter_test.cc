@@ -21,14 +21,19 @@ std::shared_ptr<const ThoughtMarks> marks_of(std::string open, std::vector<std::
       ThoughtMarks{std::move(open), std::move(closes), opened, anywhere, std::move(closing)});
 }
 
-// Marks the bytes of a text that are thoughts, one mark pair after the other, on the text as a whole.
-std::vector<bool> thoughts_in(const std::string& text, const ThoughtMarks& marks) {
-  std::vector<bool> inside(text.size(), false);
+struct Thoughts {
+  std::vector<bool> inside;                                   // of each byte
+  std::optional<std::pair<std::size_t, std::size_t>> closed;  // bytes of the first that have closed
+};
+
+// Finds the thoughts of a text, one mark pair after the other, on the text as a whole.
+Thoughts thoughts_in(const std::string& text, const ThoughtMarks& marks) {
+  Thoughts found{std::vector<bool>(text.size(), false), {}};
   std::size_t at = 0;
   for (bool opened = marks.opened;; opened = false) {
     if (!opened) {
       std::size_t begin = marks.anywhere ? text.find(marks.open, at) : text.find_first_not_of(kSpaces, at);
-      if (begin == std::string::npos || text.compare(begin, marks.open.size(), marks.open) != 0) return inside;
+      if (begin == std::string::npos || text.compare(begin, marks.open.size(), marks.open) != 0) return found;
       at = begin + marks.open.size();
     }
     std::size_t end = text.size(), next = text.size();
@@ -39,9 +44,11 @@ std::vector<bool> thoughts_in(const std::string& text, const ThoughtMarks& marks
       }
     std::size_t first = text.find_first_not_of(kSpaces, at);
     const std::size_t last = end == 0 ? std::string::npos : text.find_last_not_of(kSpaces, end - 1);
-    if (first < end && last != std::string::npos)
-      for (; first <= last; ++first) inside[first] = true;
-    if (end == text.size()) return inside;
+    if (first < end && last != std::string::npos) {
+      if (end < text.size() && !found.closed) found.closed.emplace(first, last + 1);
+      for (; first <= last; ++first) found.inside[first] = true;
+    }
+    if (end == text.size()) return found;
     at = next;
   }
 }
@@ -53,7 +60,7 @@ TEST(ThoughtMeter, CountsAsTheWholeTextSays) {
   const std::string_view parts[] = {"<t>",     "</t>", "<",   "</", "t>", "t>t>", "<<t",
                                     "<c>t<m>", "<e>",  "<c>", " ",  "\n", "a",    "bc"};
   std::mt19937 random(5);
-  std::int64_t counted = 0;
+  std::int64_t counted = 0, closed = 0, several = 0;
   for (int round = 0; round < 20'000; ++round) {
     const ThoughtMarks& marks = *all[round % 4];
     std::string text;
@@ -61,30 +68,59 @@ TEST(ThoughtMeter, CountsAsTheWholeTextSays) {
     ThoughtMeter meter(all[round % 4], -1);
     std::vector<std::size_t> ends;
     for (std::size_t at = 0; at < text.size();) {
-      const std::size_t size = std::min<std::size_t>(1 + random() % 4, text.size() - at);
+      const std::size_t size = std::min<std::size_t>(1 + random() % (round % 5 == 0 ? 16 : 4), text.size() - at);
       meter.read(std::string_view(text).substr(at, size), false);
       ends.push_back(at += size);
     }
-    const std::vector<bool> inside = thoughts_in(text, marks);
-    std::int64_t expected = 0;
+    const Thoughts thoughts = thoughts_in(text, marks);
+    std::int64_t expected = 0, begun = 0, ended = 0;
     std::size_t begin = 0;
     for (const std::size_t end : ends) {
       bool any = false;
-      for (; begin < end; ++begin) any |= inside[begin];
+      if (thoughts.closed && end <= thoughts.closed->first) ++begun;
+      if (thoughts.closed && begin < thoughts.closed->second) ++ended;
+      for (; begin < end; ++begin) any |= thoughts.inside[begin];
       expected += any ? 1 : 0;
     }
     ASSERT_EQ(meter.tokens(), expected) << text << ", marks " << round % 4;
     counted += expected;
+    const std::optional<ThoughtMeter::Span> span = meter.closed();
+    ASSERT_EQ(span.has_value(), thoughts.closed.has_value()) << text << ", marks " << round % 4;
+    if (!span) continue;
+    ASSERT_EQ(std::pair(span->begin, span->end), std::pair(begun, ended)) << text << ", marks " << round % 4;
+    ++closed;
+    several += expected > ended - begun ? 1 : 0;
   }
   EXPECT_GT(counted, 20'000);
+  EXPECT_GT(closed, 2'000);
+  EXPECT_GT(several, 200) << "answers with further thoughts";
 }
 
 TEST(ThoughtMeter, LongWhiteSpaceStaysCheap) {
-  ThoughtMeter meter(marks_of("<t>", {"</t>"}, true), -1);
-  for (int i = 0; i < 200'000; ++i) meter.read("\n", false);
-  EXPECT_EQ(meter.tokens(), 0);
-  meter.read("x", false);
-  EXPECT_EQ(meter.tokens(), 1);
+  constexpr int kSpace = 200'000;
+  const auto read_space = [](ThoughtMeter& meter) {
+    std::size_t held = 0;
+    for (int i = 0; i < kSpace; ++i) {
+      meter.read("\n", false);
+      held = std::max(held, meter.held());
+    }
+    EXPECT_LE(held, 1u);
+  };
+  for (const bool opened : {true, false}) {
+    ThoughtMeter meter(marks_of("<t>", {"</t>"}, opened), -1);
+    read_space(meter);
+    EXPECT_EQ(meter.tokens(), 0);
+    if (!opened) meter.read("<t>", false);
+    meter.read("x", false);
+    EXPECT_EQ(meter.tokens(), 1);
+    read_space(meter);
+    EXPECT_EQ(meter.tokens(), 1);
+    meter.read("x", false);
+    EXPECT_EQ(meter.tokens(), kSpace + 2);
+    meter.read("</t>", false);
+    ASSERT_TRUE(meter.closed());
+    EXPECT_EQ(meter.closed()->end - meter.closed()->begin, kSpace + 2);
+  }
 }
 
 // Draws 'x' alone, unless told otherwise, from a vocabulary of bytes.
@@ -142,6 +178,23 @@ TEST(ThoughtBudget, HoldsForLaterThoughtsTogether) {
   Generation generation = thinking.begin();
   Thinking::run(generation, "abc</t><t>defg");
   EXPECT_EQ(generation.text().substr(0, 18), "abc</t><t>d</t>efg");
+}
+
+// Marks as in the channels of gpt-oss: the second closing ends thoughts that open again.
+TEST(ThoughtBudget, MarksAnywhereCloseForGoodTheSecondTime) {
+  Thinking thinking(2, false);
+  ThoughtMarks marks{"<a>", {"<e>", "<s>"}, false, true, byte_tokens("<e>S")};
+  marks.closing_again = byte_tokens("<e>F");
+  thinking.options.thoughts = std::make_shared<const ThoughtMarks>(marks);
+  Generation generation = thinking.begin();
+  Thinking::run(generation, "hi<a>bcd<a>g<a>h");
+  EXPECT_EQ(generation.text().substr(0, 30), "hi<a>bc<e>Sd<a><e>Fg<a><e>Fhxx");
+  EXPECT_EQ(generation.result().thought_tokens, 2);
+  thinking.options.thought_budget = 0;
+  Generation none = thinking.begin();
+  Thinking::run(none, "<a>bc<a>d");
+  EXPECT_EQ(none.text().substr(0, 18), "<a><e>Sbc<a><e>Fdx");
+  EXPECT_EQ(none.result().thought_tokens, 0);
 }
 
 TEST(ThoughtBudget, WaitsForTheEndOfACharacter) {
@@ -214,6 +267,10 @@ TEST(ThoughtBudget, WrongMarksAndBudgetsAreRefused) {
   options.thoughts = marks_of("x", {""}, false);
   EXPECT_EQ(validate(options, 259).code(), StatusCode::kInvalidArgument);
   options.thoughts = marks_of("x", {"y"}, false, false, {259});
+  EXPECT_EQ(validate(options, 259).code(), StatusCode::kInvalidArgument);
+  ThoughtMarks again{"x", {"y"}};
+  again.closing_again = {259};
+  options.thoughts = std::make_shared<const ThoughtMarks>(std::move(again));
   EXPECT_EQ(validate(options, 259).code(), StatusCode::kInvalidArgument);
 }
 

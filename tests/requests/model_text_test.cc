@@ -73,6 +73,22 @@ TEST(ModelText, ARequestOfItsTokensHasTheAnswerOfItsText) {
   }
 }
 
+// A prompt that ends inside thoughts stands for a model that thinks whatever its prompt says.
+TEST(ModelText, ThinkingOffClosesThoughtsAtOnce) {
+  const auto engine = open_engine();
+  const std::string closing = "</t> So ";
+  ThoughtMarks marks{"<t>", {"</t>"}, true};
+  marks.closing = *engine->text().encode(closing, false, false);
+  RequestOptions options = texts()[3];
+  options.generate.thoughts = std::make_shared<const ThoughtMarks>(std::move(marks));
+  const GenerateResult thinks = run(*engine, options);
+  EXPECT_GT(thinks.thought_tokens, 5);
+  options.thinking = Thinking::kOff;
+  const GenerateResult off = run(*engine, options);
+  EXPECT_EQ(off.thought_tokens, 0);
+  EXPECT_NE(off.text.substr(0, 1 + closing.size()).find("</t> So"), std::string::npos) << off.text;
+}
+
 TEST(ModelText, TakesTemplateArgumentsPerRequest) {
   constexpr char kTemplate[] =
       "{% for m in messages %}{{ m.content }}{% endfor %}{% if mood is defined %}{{ mood.name }}{{ mood.n + 1 }}{% "

@@ -9,6 +9,7 @@
 #include "requests/request_text.h"
 #include "session/session.h"
 #include "support/engine_fixture.h"
+#include "support/families.h"
 #include "support/mebibyte.h"
 #include "support/shared_data.h"
 
@@ -52,6 +53,36 @@ GenerateResult result_of(const std::vector<Event>& events, RequestId id) {
     if (event.request == id && event.kind == Event::Kind::kFinished) return event.result;
   ADD_FAILURE() << "the request has not finished";
   return {};
+}
+
+// Only the requests of models that see all tokens in all layers drop thoughts; the refusal comes before any text.
+TEST(DroppedThoughts, AreRefusedWhereTheyCannotBe) {
+  const std::string policy = "full:thoughts=drop";
+  const auto engine = open_engine();
+  const Status session = engine->new_session({.policy = policy}).status();
+  EXPECT_EQ(session.code(), StatusCode::kUnsupported);
+  EXPECT_NE(session.message().find("thoughts=drop"), std::string::npos) << session.message();
+  EXPECT_TRUE(engine->plan({.policy = policy, .prompt = 10}).ok());
+  for (const FamilyCase& family : family_cases()) {
+    const TemporaryFile file(make_random_model(family.spec));
+    EngineOptions options;
+    options.model = file.path();
+    options.threads = 1;
+    options.kv_memory = 64 * kMiB;
+    const auto other = Engine::open(options);
+    ASSERT_TRUE(other.ok()) << other.status().message();
+    const Result<RequestPlan> plan = (*other)->plan({.policy = policy, .prompt = 10});
+    EXPECT_EQ(plan.ok(), family.spec.sliding_window == 0) << family.name;
+    RequestOptions request;
+    request.policy = policy;
+    request.tokens = {5, 6, 7};
+    request.generate = greedy(2);
+    const Result<RequestId> id = (*other)->submit(request);
+    EXPECT_EQ(id.ok(), plan.ok()) << family.name;
+    if (plan.ok()) continue;
+    EXPECT_EQ(plan.status().settings(), std::vector<std::string_view>{"thoughts"});
+    EXPECT_EQ(id.status().message(), plan.status().message());
+  }
 }
 
 class SessionRequests : public ::testing::TestWithParam<const char*> {};

@@ -13,8 +13,10 @@ namespace {
 // A prompt and its continuation, run to their end in passes of up to 7 rows.
 struct Continued {
   // `thinks`: the prompt opens thoughts, which close after 25 tokens.
-  explicit Continued(const LoadedModel& model, bool thinks = false)
-      : options(options_for(model, thinks)), task(&text, prompt, Generation(*model.tokenizer, options, {}, prompt)) {
+  // `forces`: the prompt opens thoughts, and a grammar forces the mark that closes them with what follows.
+  explicit Continued(const LoadedModel& model, bool thinks = false, bool forces = false)
+      : options(forces ? forcing(model) : options_for(model, thinks)),
+        task(&text, prompt, Generation(*model.tokenizer, options, {}, prompt)) {
     text.chunk = 20;
   }
 
@@ -28,6 +30,7 @@ struct Continued {
     while (task.prepare()) {
       if (released < releases.size() && text.sequence->tables().next_index() >= releases[released]) {
         in_chunk += text.sequence->in_chunk() ? 1 : 0;
+        closed_in_chunk += text.sequence->in_chunk() && task.generation().closed_thoughts() ? 1 : 0;
         task.release();
         ++released;
         EXPECT_EQ(runner.cache()->budget().used(), 0u);
@@ -39,6 +42,7 @@ struct Continued {
       const Status status = runner.pass({&turn, 1});
       ASSERT_TRUE(status.ok()) << status.message();
       shown += task.take_text();
+      task.add_forced();
     }
     ASSERT_TRUE(task.status().ok()) << task.status().message();
   }
@@ -53,13 +57,21 @@ struct Continued {
     options.thought_budget = 25;
     return options;
   }
+  static GenerateOptions forcing(const LoadedModel& model) {
+    GenerateOptions options{.max_tokens = 82, .sampling = {.temperature = 1.2F, .seed = 7}};
+    options.thoughts = std::make_shared<const ThoughtMarks>(ThoughtMarks{"<never>", {"#"}, true});
+    options.grammar =
+        *model.grammars->compile({GrammarSource::Kind::kRegex, "[a-z]{15}#01234567890123456789[a-z]{40}"});
+    return options;
+  }
   static constexpr TokenId kClose = 100;
   const GenerateOptions options;
   TextState text;
   Task task;
   std::size_t released = 0;
-  int in_chunk = 0;  // of these, in the middle of a chunk
-  int rows = 0;      // of all passes
+  int in_chunk = 0;         // of these, in the middle of a chunk
+  int closed_in_chunk = 0;  // of these, behind the mark that closes thoughts
+  int rows = 0;             // of all passes
   std::string shown;
 };
 
@@ -123,6 +135,31 @@ TEST(Task, RecomputedAfterItsThoughtsWereDropped) {
       EXPECT_EQ(kept_by(released.text.sequence->tables()), kept_by(drops.text.sequence->tables()));
     }
   }
+}
+
+// The same where the closing mark runs in the middle of a chunk of forced tokens, whose passes have 7 rows.
+TEST(Task, RecomputedAfterThoughtsClosedWithinAChunk) {
+  const TemporaryFile file(make_random_model(crowd_spec()));
+  const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
+  Continued drops(*model, true, true);
+  ASSERT_NO_FATAL_FAILURE(drops.run(model, "full:thoughts=drop", {}));
+  const auto closed = drops.task.generation().closed_thoughts();
+  ASSERT_TRUE(closed);
+  EXPECT_EQ(closed->begin, 0);
+  EXPECT_EQ(drops.text.sequence->counters().first_dropped, 105);
+  int in_chunk = 0;
+  for (TokenIndex release = 106; release < 140; ++release) {
+    SCOPED_TRACE(release);
+    Continued released(*model, true, true);
+    const TokenIndex releases[] = {release, release + 4};
+    ASSERT_NO_FATAL_FAILURE(released.run(model, "full:thoughts=drop", releases));
+    ASSERT_EQ(released.released, 2u);
+    in_chunk += released.closed_in_chunk;
+    EXPECT_EQ(released.shown, drops.shown);
+    EXPECT_TRUE(same_bits(released.text.logits, drops.text.logits));
+    EXPECT_EQ(kept_by(released.text.sequence->tables()), kept_by(drops.text.sequence->tables()));
+  }
+  EXPECT_GT(in_chunk, 5);
 }
 
 std::string choice_text(const GeneratedToken& token) {

@@ -208,6 +208,15 @@ def check_dropped(kvasir, model, template):
         assert plan[0] == 200 and plan[2]["policy"] == "full:thoughts=drop", plan
         streaming = ask(server, messages=bodies[0]["messages"], max_tokens=4, kv={"thoughts": "keep", "policy": "streaming"})
         assert streaming[0] == 200, streaming
+    # As the server's own policy; sessions refuse it by name.
+    with LiveServer(kvasir, model, "--chat-template", template, "--kv", "full:thoughts=drop",
+                    "--sessions", str(pathlib.Path(template).parent / "sessions")) as server:
+        assert answer(server, {**bodies[0], "kv": {}}, bypass=True)[0] == alone[0][0]
+        for kv in ({}, {"policy": "full:thoughts=drop"}):
+            status, _, got = ask(server, "/v1/sessions/one", prompt="Once", kv=kv)
+            assert status == 400 and got["error"]["param"] == "kv.policy" and "thoughts=drop" in got["error"]["message"], got
+        status, _, got = ask(server, "/v1/sessions/one", prompt="Once", kv={"policy": "full"})
+        assert status in (200, 201), got
     for swap in ([], ["--swap-dir", str(pathlib.Path(template).parent)]):
         with LiveServer(kvasir, model, "--chat-template", template, "--kv-memory", "1000KiB", "--prefix-memory", "0", *swap) as server:
             with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:

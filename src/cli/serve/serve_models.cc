@@ -19,6 +19,7 @@
 #include "cli/serve/serve_operations.h"
 #include "hub/choose_file.h"
 #include "hub/resolve.h"
+#include "retention/policy_spec.h"
 
 namespace kvasir::cli {
 namespace {
@@ -301,9 +302,13 @@ Result<std::unique_ptr<Engine>> load_engine(const ModelSettings& settings, serve
   options.scheduler.side_by_side = std::max(settings.batch, 1);
   KVASIR_ASSIGN_OR_RETURN(options.chat_template, read_chat_template(settings.chat_template));
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::open(options, progress));
-  // Sizes the cache. It outlives this session.
-  KVASIR_RETURN_IF_ERROR(
-      engine->new_session({.policy = settings.policy, .sequences = sequences_of(settings)}).status());
+  // Sizes the cache. It outlives this session. A session cannot drop thoughts, but requests take the same room.
+  std::string policy = settings.policy;
+  if (!policy.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(policy, with_thoughts(policy, "keep"));
+  }
+  KVASIR_RETURN_IF_ERROR(engine->new_session({.policy = policy, .sequences = sequences_of(settings)}).status());
+  if (!policy.empty()) KVASIR_RETURN_IF_ERROR(engine->plan({.policy = settings.policy, .prompt = 1}).status());
   return engine;
 }
 
