@@ -18,7 +18,7 @@ using Kind = AnswerPiece::Kind;
 using Match = LooseMatch::Kind;
 using Shape = CallFormat::Shape;
 
-constexpr std::size_t kLongestId = 256, kLongestParameter = 4096;
+constexpr std::size_t kLongestId = 256;
 constexpr std::string_view kWhite = " \t\r\n";
 class FormatParser final : public AnswerParser {
  public:
@@ -399,7 +399,8 @@ class FormatParser final : public AnswerParser {
     take(opening.size);
     if (std::string_view(buffer_).starts_with(opening.space)) take(opening.space.size());
     const bool told = calls_.string_open != calls_.other_open;
-    const WantedValue wanted = wanted_of(*tool_, key);
+    schema_ = schema_of(*tool_, key);
+    const WantedValue wanted = wanted_by(schema_);
     const bool text = wanted == WantedValue::kText || (wanted == WantedValue::kAny && told && opening.is_text);
     events_.arguments((first_ ? "{" : ", ") + spaced_json(key) + ": ");
     first_ = false;
@@ -435,9 +436,7 @@ class FormatParser final : public AnswerParser {
     const std::size_t at = buffer_.find(mark, looked_ > mark.size() ? looked_ - mark.size() : 0);
     looked_ = at == std::string::npos ? buffer_.size() : 0;
     if (at == std::string::npos) return false;
-    const std::string text = take_value(at, close);
-    const auto value = parse_value(trimmed(text));
-    events_.arguments(spaced_json(value ? *value : nlohmann::ordered_json(text)));
+    events_.arguments(spaced_json(value_of(take_value(at, close), schema_)));
     return true;
   }
 
@@ -490,8 +489,9 @@ class FormatParser final : public AnswerParser {
   std::size_t sent_ = 0;        // kObject: bytes of the arguments
   JsonEnd end_;                 // kNamed
   const Tool* tool_ = nullptr;  // of the call under way
-  bool first_ = true;           // kTagged: no argument was read yet
-  std::size_t looked_ = 0;      // bytes of the buffer that were searched for an end
+  const nlohmann::ordered_json* schema_ = nullptr;  // kTagged: of the value under way
+  bool first_ = true;                               // kTagged: no argument was read yet
+  std::size_t looked_ = 0;                          // bytes of the buffer that were searched for an end
 };
 
 }  // namespace

@@ -1,13 +1,45 @@
 #include "dialogue/call_parts.h"
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
+#include "base/status.h"
 #include "dialogue/literal.h"
+#include "grammar/sources/schema_set.h"
 
 namespace kvasir {
 namespace {
 
 constexpr std::string_view kPythonTag = "<|python_tag|>";  // Llama 3.1 may write it before a call
+
+constexpr int kDeepestAlternative = 8;
+
+bool has_type(const nlohmann::ordered_json& value, const nlohmann::ordered_json& type) {
+  if (type == "integer" || type == "number") return value.is_number();
+  return type == value.type_name();
+}
+
+// Whether a schema allows the type of a value, as far as its own types, constants and alternatives tell.
+bool may_be(const nlohmann::ordered_json& schema, const nlohmann::ordered_json& value, int depth) {
+  if (!schema.is_object() || depth > kDeepestAlternative) return true;
+  const auto any = [](const nlohmann::ordered_json* list, const auto& fits) {
+    return list == nullptr || !list->is_array() || std::ranges::any_of(*list, fits);
+  };
+  const auto same_type = [&](const auto& constant) {
+    return constant.type() == value.type() || (constant.is_number() && value.is_number());
+  };
+  const auto allowed = [&](const auto& alternative) { return may_be(alternative, value, depth + 1); };
+  const auto typed = [&](const auto& type) { return has_type(value, type); };
+  const nlohmann::ordered_json* type = grammar::member(schema, "type");
+  const nlohmann::ordered_json* nullable = grammar::member(schema, "nullable");
+  const nlohmann::ordered_json* constant = grammar::member(schema, "const");
+  if (value.is_null() && nullable != nullptr && *nullable == true) return true;
+  if (type != nullptr && type->is_string() && !typed(*type)) return false;
+  if (constant != nullptr && !same_type(*constant)) return false;
+  return any(type, typed) && any(grammar::member(schema, "enum"), same_type) &&
+         any(grammar::member(schema, "anyOf"), allowed) && any(grammar::member(schema, "oneOf"), allowed);
+}
 
 }  // namespace
 
@@ -44,26 +76,31 @@ std::string_view behind_name(const CallFormat& calls) {
   return calls.shape == CallFormat::Shape::kGemma ? "{" : std::string_view(calls.after_name);
 }
 
-WantedValue wanted_by(const nlohmann::ordered_json& schema) {
-  if (!schema.is_object()) return WantedValue::kAny;
-  if (const auto nullable = schema.find("nullable"); nullable != schema.end() && *nullable == true)
+const nlohmann::ordered_json* schema_of(const Tool& tool, const std::string& parameter) {
+  const nlohmann::ordered_json& root = tool.parameters;
+  const nlohmann::ordered_json* properties = grammar::member(grammar::referred(root, root), "properties");
+  const nlohmann::ordered_json* found = properties != nullptr ? grammar::member(*properties, parameter) : nullptr;
+  return found != nullptr ? &grammar::referred(root, *found) : nullptr;
+}
+
+WantedValue wanted_by(const nlohmann::ordered_json* schema) {
+  if (schema == nullptr || !schema->is_object()) return WantedValue::kAny;
+  if (const auto nullable = schema->find("nullable"); nullable != schema->end() && *nullable == true)
     return WantedValue::kAny;
-  const auto type = schema.find("type");
-  if (type != schema.end() && type->is_string()) return *type == "string" ? WantedValue::kText : WantedValue::kOther;
+  const auto type = schema->find("type");
+  if (type != schema->end() && type->is_string()) return *type == "string" ? WantedValue::kText : WantedValue::kOther;
   const auto is_text = [](const auto& value) { return value.is_string(); };
-  if (const auto value = schema.find("const"); value != schema.end())
+  if (const auto value = schema->find("const"); value != schema->end())
     return is_text(*value) ? WantedValue::kText : WantedValue::kAny;
-  const auto values = schema.find("enum");
-  const bool all = values != schema.end() && values->is_array() && std::ranges::all_of(*values, is_text);
+  const auto values = schema->find("enum");
+  const bool all = values != schema->end() && values->is_array() && std::ranges::all_of(*values, is_text);
   return all ? WantedValue::kText : WantedValue::kAny;
 }
 
-WantedValue wanted_of(const Tool& tool, const std::string& parameter) {
-  const nlohmann::ordered_json& schema = tool.parameters;
-  if (!schema.is_object() || !schema.contains("properties") || !schema["properties"].is_object())
-    return WantedValue::kAny;
-  const auto property = schema["properties"].find(parameter);
-  return property == schema["properties"].end() ? WantedValue::kAny : wanted_by(*property);
+nlohmann::ordered_json value_of(std::string_view text, const nlohmann::ordered_json* schema) {
+  std::optional<nlohmann::ordered_json> value = parse_value(trimmed(text));
+  const bool fits = value && (schema == nullptr || may_be(*schema, *value, 0) || !may_be(*schema, "", 0));
+  return fits ? std::move(*value) : nlohmann::ordered_json(text);
 }
 
 ValueOpening find_value(const CallFormat& calls, std::string_view text) {

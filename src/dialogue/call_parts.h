@@ -30,10 +30,19 @@ bool is_bracketed(CallFormat::Shape shape);
 // Returns what stands behind a call's name.
 std::string_view behind_name(const CallFormat& calls);
 
-// What a schema says of a value: its type, or its constants if they are all text; and a tool's schema of a parameter.
+// Returns a tool's schema of a parameter, or what it refers to where it is a reference alone; null: there is none.
+const nlohmann::ordered_json* schema_of(const Tool& tool, const std::string& parameter);
+
+// What a schema says of a value: its type, or its constants if they are all text. Null: nothing.
 enum class WantedValue { kText, kOther, kAny };
-WantedValue wanted_by(const nlohmann::ordered_json& schema);
-WantedValue wanted_of(const Tool& tool, const std::string& parameter);
+WantedValue wanted_by(const nlohmann::ordered_json* schema);
+
+// Returns the value that a text stands for: JSON or a constant of Python, or else the text itself; also the text where
+// the schema allows texts, but not the type of that value. `schema`: may be null.
+nlohmann::ordered_json value_of(std::string_view text, const nlohmann::ordered_json* schema);
+
+// The most bytes of a parameter's name, together with the mark behind it, of CallFormat::Shape::kTagged.
+inline constexpr std::size_t kLongestParameter = 4096;
 
 // Where a value of CallFormat::Shape::kTagged begins: behind its key, `size` bytes of which `at` are the key, and
 // `space`.

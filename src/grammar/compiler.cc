@@ -25,7 +25,8 @@ constexpr int kDeepestSchemaText = 128;
 constexpr std::size_t kMostKeys = 20'000;
 constexpr std::size_t kMostChoices = 10'000;
 
-// Returns a schema, which must outlive the compilation. Its keys stay in order.
+}  // namespace
+
 Result<nlohmann::ordered_json> parse_schema(const std::string& text) {
   if (text.size() > kLongestSchema)
     return exhausted("the schema has {} bytes; at most {} are allowed", text.size(), kLongestSchema);
@@ -46,6 +47,8 @@ Result<nlohmann::ordered_json> parse_schema(const std::string& text) {
     return invalid_argument("the schema is not valid JSON: {:.200}", error.what());
   }
 }
+
+namespace {
 
 Result<Expr> read_choices(Builder& builder, const std::vector<std::string>& choices) {
   if (choices.empty()) return invalid_argument("there is no text to choose from; give at least one choice");

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -56,6 +57,10 @@ namespace grammar {
 
 // Adds the texts of a source to a builder. Errors: as ModelText::compile.
 Result<Expr> read_source(Builder& builder, const GrammarSource& source);
+
+// Returns a schema, or a list of tools with schemas, whose keys stay in order. Errors: kInvalidArgument for text that
+// is no JSON; kResourceExhausted beyond 1 MiB, 20,000 keys or 128 levels; kUnsupported as check_numbers().
+Result<nlohmann::ordered_json> parse_schema(const std::string& text);
 
 // Returns a text that is equal for equal sources alone.
 std::string key_of(const GrammarSource& source);

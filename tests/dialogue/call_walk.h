@@ -13,7 +13,6 @@
 #include "dialogue/call_grammar.h"
 #include "grammar/configurations.h"
 #include "grammar/machine.h"
-#include "grammar/sources/json_schema.h"
 #include "grammar/sources/json_text.h"
 
 namespace kvasir::test {
@@ -26,9 +25,7 @@ class CallWalk {
     grammar::Builder builder;
     grammar::JsonText json(builder, grammar::JsonSpace::kBounded);
     const grammar::Rule root = builder.declare("the answer");
-    const auto body = answer_grammar(builder, rules, demand, [&json](grammar::Builder&, const auto& schema) {
-      return grammar::json_schema(json, schema);
-    });
+    const auto body = answer_grammar(json, rules, demand);
     EXPECT_TRUE(body.ok()) << body.status().message();
     if (!body.ok()) return;
     builder.define(root, *body);

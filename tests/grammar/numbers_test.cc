@@ -187,7 +187,12 @@ TEST(GrammarNumbers, NumbersThatWouldBeRoundedAreRefused) {
                            StatusCode::kUnsupported, number);
     test::expect_refused(test::schema_source(std::string(R"({"title":"\"\\","enum":[1,)") + number + "]}"),
                          StatusCode::kUnsupported, number);
+    test::expect_refused(test::schema_source(std::string("{\"const\":") + number + "}"), StatusCode::kUnsupported,
+                         "15 significant digits");
   }
+  for (const char* number : {"1e400", "-1e400", "1e-400", "1.2345678e-320"})
+    test::expect_refused(test::schema_source(std::string("{\"const\":") + number + "}"), StatusCode::kUnsupported,
+                         "out of range");
   for (const char* number : {"0.1", "0.30000000000000004", "18446744073709551615", "-9223372036854775808", "1e60",
                              "100.00", "1.5E+3", "0", "-0.0", "1000000000000000000000"})
     EXPECT_TRUE(test::machine_of(test::schema_source(std::string("{\"const\":") + number + "}")).ok()) << number;

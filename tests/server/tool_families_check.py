@@ -40,7 +40,7 @@ UNKNOWN = {"functionary"}
 def chat(server, messages, seed, choice):
     status, _, text = server.ask("POST", "/v1/chat/completions", {
         "messages": messages, "tools": TOOLS, "tool_choice": choice, "max_tokens": 300, "temperature": 0.8, "seed": seed,
-        "parallel_tool_calls": seed == 3, "reasoning_effort": "none"})
+        "parallel_tool_calls": seed == 1, "reasoning_effort": "none"})
     return status, json.loads(text)
 
 

@@ -267,9 +267,16 @@ Status check_numbers(std::string_view json) {
       const std::string_view number =
           json.substr(i, std::min(json.find_first_not_of("0123456789+-.eE", i), json.size()) - i);
       const auto parsed = nlohmann::json::parse(number, nullptr, false);
-      if (!parsed.is_number() || significant(parsed.dump()) != significant(number))
+      const bool held = parsed.is_number() && significant(parsed.dump()) == significant(number);
+      const bool in_range = parsed.is_number() && std::abs(parsed.get<double>()) >= std::numeric_limits<double>::min();
+      if (!held && !in_range)
+        return unsupported("the schema's number {:.100} is out of range; give 0, or a magnitude from 1e-307 to 1e308",
+                           number);
+      if (!held)
         return unsupported(
-            "the number {:.100} of a schema has too many digits to be enforced as it is; give at most 17", number);
+            "the schema's number {:.100} has too many digits to be enforced as it is; give at most 15 significant "
+            "digits",
+            number);
       i += number.size() - 1;
     }
   }

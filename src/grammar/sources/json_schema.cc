@@ -31,6 +31,8 @@ std::optional<int> count_of(const FlatSchemas& flat, std::string_view name, bool
 }
 
 Result<Expr> SchemaCompiler::value(SchemaSet set) {
+  // What several places refer to is written once. References that cannot be followed are left to flatten().
+  for (SchemaPart& part : set) part.schema = &referred(document_.root(), *part.schema);
   std::sort(set.begin(), set.end());
   set.erase(std::unique(set.begin(), set.end()), set.end());
   if (const auto found = rules_.find(set); found != rules_.end()) return builder_.call(found->second);
@@ -206,7 +208,8 @@ Result<Expr> SchemaCompiler::string(const FlatSchemas& flat) {
 }
 
 Result<Expr> json_schema(JsonText& text, const OrderedJson& schema) {
-  Result<Expr> expr = SchemaCompiler(text, schema).value({{&schema}});
+  std::size_t steps = kMostSchemaSteps;
+  Result<Expr> expr = SchemaCompiler(text, schema, steps).value({{&schema}});
   if (!expr.ok()) return Status(expr.status()).about({"json_schema"});
   return expr;
 }

@@ -1,4 +1,4 @@
-// Turns sets of schemas into expressions; json_schema() is the entry.
+// Turns sets of schemas into expressions; json_schema() is the entry for whole schemas.
 // Thread-safety: none.
 #pragma once
 
@@ -23,10 +23,13 @@ struct Child {
 
 class SchemaCompiler {
  public:
-  // Both must outlive this; `root`: the whole schema, which stays unchanged.
-  SchemaCompiler(JsonText& text, const OrderedJson& root) : text_(text), builder_(text.builder()), document_(root) {}
+  // All must outlive this; `root`: the whole schema, to which references lead; it stays unchanged. `steps`: as in
+  // SchemaDocument.
+  SchemaCompiler(JsonText& text, const OrderedJson& root, std::size_t& steps)
+      : text_(text), builder_(text.builder()), document_(root, steps) {}
 
-  // Returns what all values match that meet a set of schemas. Errors: as json_schema().
+  // Returns what all values match that meet a set of schemas, each of which must outlive this. Errors: as
+  // json_schema(), without about().
   Result<Expr> value(SchemaSet set);
 
  private:

@@ -13,6 +13,7 @@ namespace kvasir::grammar {
 namespace {
 
 constexpr std::size_t kMostParts = 200;
+constexpr int kMostReferences = 16;      // of referred()
 constexpr int kMostExclusionDepth = 64;  // of exclude_each_other()
 
 constexpr auto kSupported = std::to_array<std::string_view>({"$ref",
@@ -84,7 +85,7 @@ bool has_needed_type(const OrderedJson& value, std::string_view needed) {
 Status check_keywords(const OrderedJson& schema) {
   for (const auto& [name, value] : schema.items()) {
     if (name == "uniqueItems" && value == false) continue;
-    if (has(kAnnotations, name) || name.starts_with("x-")) continue;
+    if (is_annotation(name)) continue;
     if (!has(kSupported, name))
       return unsupported("the schema has the keyword '{:.100}', which cannot be enforced; leave it out", name);
     if (const std::string_view needed = needs(name); !has_needed_type(value, needed))
@@ -100,45 +101,12 @@ Status check_keywords(const OrderedJson& schema) {
 
 // Adds the schemas that must hold for the same value as this one: references and alternatives. Malformed ones are left
 // out; flatten() refuses them.
-void add_in_place(const OrderedJson& root, const OrderedJson& schema, std::vector<const OrderedJson*>& to);
-
-// Follows a reference such as "#/$defs/item" or "#name".
-Result<const OrderedJson*> find_reference(const OrderedJson& root, const OrderedJson& reference) {
-  const std::string& text = reference.get_ref<const std::string&>();
-  if (!text.starts_with('#'))
-    return unsupported("the schema refers to '{:.100}', which is not within it; put it under '$defs'", text);
-  const auto unknown = [&] { return invalid_argument("the schema refers to '{:.100}', which it does not have", text); };
-  if (text.size() > 1 && text[1] != '/') {
-    for (const char* place : {"$defs", "definitions"})
-      if (const OrderedJson* definitions = member(root, place); definitions != nullptr && definitions->is_object())
-        for (const auto& each : *definitions)
-          if (const OrderedJson* anchor = member(each, "$anchor"); anchor != nullptr && *anchor == text.substr(1))
-            return &each;
-    return unknown();
-  }
-  try {
-    std::string pointer;
-    for (std::size_t i = 1; i < text.size(); ++i) {
-      if (text[i] == '%' && i + 2 < text.size()) {
-        pointer += static_cast<char>(std::stoi(text.substr(i + 1, 2), nullptr, 16));
-        i += 2;
-      } else {
-        pointer += text[i];
-      }
-    }
-    const OrderedJson::json_pointer at(pointer);
-    if (root.contains(at)) return &root.at(at);
-  } catch (const std::exception&) {  // a malformed pointer or escape
-  }
-  return unknown();
-}
-
 void add_in_place(const OrderedJson& root, const OrderedJson& schema, std::vector<const OrderedJson*>& to) {
   for (const char* name : {"allOf", "anyOf", "oneOf"})
     if (const OrderedJson* list = member(schema, name); list != nullptr && list->is_array())
       for (const OrderedJson& each : *list) to.push_back(&each);
   const OrderedJson* reference = member(schema, "$ref");
-  if (reference == nullptr || !reference->is_string()) return;
+  if (reference == nullptr) return;
   if (const Result<const OrderedJson*> target = find_reference(root, *reference); target.ok()) to.push_back(*target);
 }
 
@@ -179,6 +147,55 @@ void narrow(TypeSet& set, const TypeSet& by) {
 }
 
 }  // namespace
+
+bool is_annotation(std::string_view keyword) {
+  return has(kAnnotations, keyword) || keyword.starts_with("x-");
+}
+
+Result<const OrderedJson*> find_reference(const OrderedJson& root, const OrderedJson& reference) {
+  if (!reference.is_string()) return invalid_argument("the schema's '$ref' must be a string");
+  const std::string& text = reference.get_ref<const std::string&>();
+  if (!text.starts_with('#'))
+    return unsupported("the schema refers to '{:.100}', which is not within it; put it under '$defs'", text);
+  const auto unknown = [&] { return invalid_argument("the schema refers to '{:.100}', which it does not have", text); };
+  if (text.size() > 1 && text[1] != '/') {
+    for (const char* place : {"$defs", "definitions"})
+      if (const OrderedJson* definitions = member(root, place); definitions != nullptr && definitions->is_object())
+        for (const auto& each : *definitions)
+          if (const OrderedJson* anchor = member(each, "$anchor"); anchor != nullptr && *anchor == text.substr(1))
+            return &each;
+    return unknown();
+  }
+  try {
+    std::string pointer;
+    for (std::size_t i = 1; i < text.size(); ++i) {
+      if (text[i] == '%' && i + 2 < text.size()) {
+        pointer += static_cast<char>(std::stoi(text.substr(i + 1, 2), nullptr, 16));
+        i += 2;
+      } else {
+        pointer += text[i];
+      }
+    }
+    const OrderedJson::json_pointer at(pointer);
+    if (root.contains(at)) return &root.at(at);
+  } catch (const std::exception&) {  // a malformed pointer or escape
+  }
+  return unknown();
+}
+
+const OrderedJson& referred(const OrderedJson& root, const OrderedJson& schema) {
+  const OrderedJson* found = &schema;
+  for (int followed = 0; followed < kMostReferences; ++followed) {
+    const OrderedJson* reference = member(*found, "$ref");
+    if (reference == nullptr) return *found;
+    for (const auto& [keyword, value] : found->items())
+      if (keyword != "$ref" && !is_annotation(keyword)) return *found;
+    const Result<const OrderedJson*> next = find_reference(root, *reference);
+    if (!next.ok()) break;
+    found = *next;
+  }
+  return schema;
+}
 
 const OrderedJson* member(const OrderedJson& schema, std::string_view name) {
   if (!schema.is_object()) return nullptr;

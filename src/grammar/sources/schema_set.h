@@ -44,11 +44,15 @@ struct FlatSchemas {
   bool never = false;  // one of them is `false`
 };
 
+// Steps of charge() that all schemas of one grammar may take.
+inline constexpr std::size_t kMostSchemaSteps = 400'000'000;
+
 // A whole schema, with what has been worked out about it and what its compilation may take.
 class SchemaDocument {
  public:
-  // `root` must outlive this and stay unchanged.
-  explicit SchemaDocument(const OrderedJson& root) : root_(root) {}
+  // Both must outlive this; `root` stays unchanged. `steps`: what charge() takes from, which several documents may
+  // share.
+  SchemaDocument(const OrderedJson& root, std::size_t& steps) : root_(root), steps_left_(steps) {}
 
   const OrderedJson& root() const { return root_; }
 
@@ -61,7 +65,7 @@ class SchemaDocument {
 
  private:
   const OrderedJson& root_;
-  std::size_t steps_left_ = 400'000'000;
+  std::size_t& steps_left_;
   std::map<std::pair<bool, std::string>, ByteAutomaton> patterns_;
   std::unordered_map<const OrderedJson*, bool> passed_;  // by refuse_loop(); false: on the path now
 };
@@ -71,6 +75,17 @@ Result<FlatSchemas> flatten(SchemaDocument& document, const SchemaSet& set);
 
 // Returns the member `name` of a schema, or null.
 const OrderedJson* member(const OrderedJson& schema, std::string_view name);
+
+// Whether a keyword says nothing about which values are valid.
+bool is_annotation(std::string_view keyword);
+
+// Returns the schema within `root` that a reference such as "#/$defs/item" or "#name" is to. Errors: kUnsupported for
+// one to another document; kInvalidArgument for one that is no string or leads nowhere.
+Result<const OrderedJson*> find_reference(const OrderedJson& root, const OrderedJson& reference);
+
+// Returns what a schema refers to where it is a reference and annotations alone; else, and where the reference leads
+// nowhere or in a circle, the schema itself. REQUIRES: both outlive the use of the result.
+const OrderedJson& referred(const OrderedJson& root, const OrderedJson& schema);
 
 // Returns whether a value meets all of these. Errors: as json_schema().
 Result<bool> meets(SchemaDocument& document, const SchemaSet& set, const OrderedJson& value);
