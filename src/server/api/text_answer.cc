@@ -1,6 +1,7 @@
 #include "server/api/text_answer.h"
 
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 

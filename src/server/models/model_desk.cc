@@ -67,8 +67,9 @@ ModelDesk::ModelDesk(std::vector<ModelEntry> entries, Options options)
     const ModelEntry& one = made->entry;
     const std::uint64_t beside = one.pinned ? pinned - std::min(pinned, one.size.total()) : pinned;
     if (one.refusal.ok() && options_.memory > 0 && one.size.total() + beside > options_.memory)
-      made->entry.refusal = invalid_argument("it takes {} bytes, and {} of the server's --memory are left for it",
-                                             one.size.total(), options_.memory - std::min(options_.memory, beside));
+      made->entry.refusal =
+          invalid_argument("it needs {} bytes of memory, and {} are left beside the models that stay loaded",
+                           one.size.total(), options_.memory - std::min(options_.memory, beside));
     if (!one.refusal.ok()) {
       made->state = ModelState::kFailed;
       made->failure = one.refusal;
