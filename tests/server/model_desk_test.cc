@@ -336,7 +336,8 @@ TEST_F(ModelDesks, RefuseAModelThatCanNeverFit) {
   EXPECT_EQ(state("b"), ModelState::kFailed);
   ask("b", "b");
   EXPECT_EQ(errors_["b"].message(),
-            "the model 'b' cannot be loaded: it takes 12 bytes, and 10 of the server's --memory are left for it");
+            "the model 'b' cannot be loaded: it needs 12 bytes of memory, and 10 are left beside the models that stay "
+            "loaded");
   EXPECT_EQ(error_of_model(errors_["b"]).http, 400);
   ask("broken", "broken");
   EXPECT_EQ(errors_["broken"].message(), "the model 'broken' cannot be loaded: the file is damaged");

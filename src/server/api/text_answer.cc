@@ -1,6 +1,7 @@
 #include "server/api/text_answer.h"
 
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
@@ -44,7 +45,7 @@ void answer_on(TextThread& texts, Exchange exchange, std::function<Result<std::s
 void check_before_loading(const ModelDesk& models, TextThread& texts, std::string_view name, std::string_view body,
                           const Caller& caller, std::function<void(const std::optional<ErrorText>&)> next) {
   const std::optional<ModelDesk::Info> model = models.find(name);
-  if (!model || model->served != nullptr) return next({});
+  if (!model || model->open) return next({});
   const auto parsed = std::make_shared<std::optional<Status>>();
   const Status queued = texts.run(
       body.size(), [parsed, body] { *parsed = parse_body(body).status(); },

@@ -23,7 +23,7 @@ void answer_on(TextThread& texts, Exchange exchange, std::function<Result<std::s
                std::function<void()> done = {});
 
 // Checks a body that would have a model loaded, so that a malformed one loads none. Calls `next` once, on the I/O
-// thread: with no error if the body is a JSON object, or at once if the model is loaded or there is none of this name.
+// thread: with no error if the body is a JSON object, or at once if the model is open or there is none of this name.
 // Otherwise the body is parsed on the text thread. REQUIRES: `next` keeps the body alive.
 void check_before_loading(const ModelDesk& models, TextThread& texts, std::string_view name, std::string_view body,
                           const Caller& caller, std::function<void(const std::optional<ErrorText>&)> next);

@@ -67,8 +67,9 @@ ModelDesk::ModelDesk(std::vector<ModelEntry> entries, Options options)
     const ModelEntry& one = made->entry;
     const std::uint64_t beside = one.pinned ? pinned - std::min(pinned, one.size.total()) : pinned;
     if (one.refusal.ok() && options_.memory > 0 && one.size.total() + beside > options_.memory)
-      made->entry.refusal = invalid_argument("it takes {} bytes, and {} of the server's --memory are left for it",
-                                             one.size.total(), options_.memory - std::min(options_.memory, beside));
+      made->entry.refusal =
+          invalid_argument("it needs {} bytes of memory, and {} are left beside the models that stay loaded",
+                           one.size.total(), options_.memory - std::min(options_.memory, beside));
     if (!one.refusal.ok()) {
       made->state = ModelState::kFailed;
       made->failure = one.refusal;
@@ -195,6 +196,7 @@ ModelDesk::Info ModelDesk::info_of(const Model& model) {
           model.entry.size,
           model.entry.summary,
           model.state == ModelState::kLoaded ? model.served.get() : nullptr,
+          model.state == ModelState::kLoaded && !model.closed,
           model.leases,
           std::ssize(model.waiters),
           model.loads};
@@ -248,16 +250,13 @@ ModelDesk::Model* ModelDesk::longest_waiting() const {
   return longest;
 }
 
-// Returns the bytes of the models in memory. REQUIRES: none is being loaded or unloaded.
-std::uint64_t ModelDesk::taken() const {
-  std::uint64_t bytes = 0;
-  for (const auto& model : models_)
-    if (model->state == ModelState::kLoaded) bytes += model->entry.size.total();
-  return bytes;
-}
-
+// Returns whether a model fits beside those that are loaded, less `freed` bytes. REQUIRES: none is being loaded or
+// unloaded.
 bool ModelDesk::fits(const Model& model, std::uint64_t freed) const {
-  return options_.memory == 0 || taken() - freed + model.entry.size.total() <= options_.memory;
+  std::uint64_t taken = 0;
+  for (const auto& other : models_)
+    if (other->state == ModelState::kLoaded) taken += other->entry.size.total();
+  return options_.memory == 0 || taken - freed + model.entry.size.total() <= options_.memory;
 }
 
 // Loads or unloads the next model, if one is due.
@@ -280,17 +279,6 @@ void ModelDesk::start_job() {
     if (model->state != ModelState::kLoaded && !model->waiters.empty() && fits(*model, 0)) return load(*model);
 }
 
-// Removes models from those that are to make room, `freed` bytes with others, if there is room without them too. Those
-// that were asked for last are the first that may stay.
-void ModelDesk::keep_needed(const Model& wanted, std::vector<Model*>& chosen, std::uint64_t freed) const {
-  for (std::size_t i = chosen.size(); i-- > 0;) {
-    const std::uint64_t without = freed - chosen[i]->entry.size.total();
-    if (!fits(wanted, without)) continue;
-    freed = without;
-    chosen.erase(chosen.begin() + static_cast<std::ptrdiff_t>(i));
-  }
-}
-
 // Unloads a model that nobody uses if that helps to make room. Otherwise, if `close_busy`, closes those in use that are
 // in the way. Returns whether it has unloaded one.
 bool ModelDesk::make_room(const Model& wanted, bool close_busy) {
@@ -309,8 +297,17 @@ bool ModelDesk::make_room(const Model& wanted, bool close_busy) {
     chosen.push_back(model);
     freed += model->entry.size.total();
   }
+  // Those without which there is room too stay, first the one that was asked for last.
+  const auto drop_unneeded = [&] {
+    for (std::size_t i = chosen.size(); i-- > 0;) {
+      const std::uint64_t without = freed - chosen[i]->entry.size.total();
+      if (!fits(wanted, without)) continue;
+      freed = without;
+      chosen.erase(chosen.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  };
   if (fits(wanted, freed)) {
-    keep_needed(wanted, chosen, freed);
+    drop_unneeded();
     unload(*chosen.front());
     return true;
   }
@@ -322,7 +319,7 @@ bool ModelDesk::make_room(const Model& wanted, bool close_busy) {
     freed += model->entry.size.total();
     if (fits(wanted, freed)) break;
   }
-  keep_needed(wanted, chosen, freed);
+  drop_unneeded();
   for (Model* model : chosen) model->closed = true;  // they have to go too
   return false;
 }

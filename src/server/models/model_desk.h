@@ -107,6 +107,7 @@ class ModelDesk {
     ModelSize size;
     const ModelSummary& summary;
     const Served* served;  // null unless it is loaded
+    bool open = false;     // gives leases at once: it is loaded, and is not to make room
     std::int64_t leases = 0;
     std::int64_t waiting = 0;
     std::int64_t loads = 0;
@@ -185,9 +186,7 @@ class ModelDesk {
   void answer_waiters(Model& model);
   void start_job();
   Model* longest_waiting() const;
-  std::uint64_t taken() const;
   bool fits(const Model& model, std::uint64_t freed) const;
-  void keep_needed(const Model& wanted, std::vector<Model*>& chosen, std::uint64_t freed) const;
   bool make_room(const Model& wanted, bool close_busy);
   void load(Model& model);
   void loaded(Model& model, Result<std::unique_ptr<Engine>> engine);
