@@ -177,13 +177,13 @@ Result<std::shared_ptr<const Grammar>> compile_answer(const GrammarCompiler& com
   const bool strict =
       rules != nullptr && std::ranges::any_of(rules->tools, [](const Tool& tool) { return tool.strict; });
   if (!options.grammar && !demanded && !strict) return std::shared_ptr<const Grammar>();
-  if (demanded || strict)
-    if (const auto schemas = grammar::parse_schema(options.tools); !schemas.ok())
-      return Status(schemas.status()).about({"tools"});
   if (rules == nullptr) {
     if (demanded) return invalid_argument("a tool must be called, but there are none").about({"tool_choice"});
     return compiler.compile(*options.grammar);
   }
+  if (!rules->tools.empty() && (demanded || strict))
+    if (const auto schemas = grammar::parse_schema(options.tools); !schemas.ok())
+      return Status(schemas.status()).about({"tools"});
   // The model, its template and these decide the grammar.
   std::string key = fmt::format("answer {} {} {} {} {}\n{}\n", static_cast<int>(options.tool_choice), options.tool_name,
                                 rules->most_calls, rules->starts_in_thoughts, rules->may_think, options.tools);
@@ -198,11 +198,10 @@ Result<std::shared_ptr<const Grammar>> compile_answer(const GrammarCompiler& com
         JsonText json(builder, grammar::JsonSpace::kBounded);
         return answer_grammar(json, *rules, demand);
       });
-  // What is too large as a whole is the tools where they are all there is.
-  if (!grammar.ok() && !options.grammar &&
-      std::ranges::find(grammar.status().settings(), "tool_choice") == grammar.status().settings().end())
-    return Status(grammar.status()).about({"tools"});
-  return grammar;
+  if (grammar.ok() || options.grammar || !grammar.status().settings().empty()) return grammar;
+  // The tools are all that can be too large as a whole.
+  const Status& status = grammar.status();
+  return status.with_message(fmt::format("the calls of 'tools': {}", status.message())).about({"tools"});
 }
 
 }  // namespace kvasir

@@ -24,6 +24,7 @@ constexpr std::size_t kLongestSchema = 1 << 20;
 constexpr int kDeepestSchemaText = 128;
 constexpr std::size_t kMostKeys = 20'000;
 constexpr std::size_t kMostChoices = 10'000;
+constexpr int kNumberOverflow = 406;  // of the JSON parser's exceptions
 
 }  // namespace
 
@@ -44,6 +45,8 @@ Result<nlohmann::ordered_json> parse_schema(const std::string& text) {
     KVASIR_RETURN_IF_ERROR(check_numbers(text));
     return schema;
   } catch (const nlohmann::ordered_json::exception& error) {
+    // The parser's words for a number that no double holds; all before it is valid.
+    if (error.id == kNumberOverflow) KVASIR_RETURN_IF_ERROR(check_numbers(text));
     return invalid_argument("the schema is not valid JSON: {:.200}", error.what());
   }
 }

@@ -137,14 +137,22 @@ TEST(Dialogue, AMalformedCallIsContentWhole) {
   const test::Dialogue dialogue(source_of("hermes"));
   for (const std::string text :
        {"<tool_call>\n{\"name\": \"unknown\", \"arguments\": {}}\n</tool_call>", "Say <tool_call> or </tool_call>.",
-        "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": }}\n</tool_call>",
-        "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Ro", "<tool_call>", "a <tool_c",
-        "<tool_call>{\"name\": 5}</tool_call>", "{\"name\": \"get_weather\"}", "<tool_call>{}</tool_call>",
+        "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": }}\n</tool_call>", "<tool_call>",
+        "a <tool_c", "<tool_call>{\"name\": 5}</tool_call>", "{\"name\": \"get_weather\"}", "<tool_call>{}</tool_call>",
         "<tool_call>[[[[</tool_call>"}) {
     const Answer got = read(*dialogue.form(), text);
     EXPECT_TRUE(got.calls.empty()) << text;
     EXPECT_EQ(got.content, text);
   }
+}
+
+TEST(Dialogue, ACallThatTheEndCutsIsACall) {
+  const test::Dialogue dialogue(source_of("hermes"));
+  const std::string_view text = "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Ro";
+  const Answer got = read(*dialogue.form(), std::string(text));
+  ASSERT_EQ(got.calls.size(), 1u);
+  EXPECT_EQ(got.calls[0].arguments, R"({"city": "Ro)");
+  EXPECT_EQ(got.content, "");
 }
 
 TEST(Dialogue, ACallAfterAMalformedOneIsRead) {

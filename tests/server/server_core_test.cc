@@ -2,15 +2,19 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstdlib>
 #include <functional>
+#include <list>
 #include <mutex>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "server/fake_engine.h"
@@ -153,6 +157,30 @@ TEST(TextThreads, WorkThatThrowsEndsItsOwnJobAlone) {
                   .ok());
   ASSERT_TRUE(heard.wait([&] { return heard.lines.size() == 2; }));
   EXPECT_EQ(heard.lines, (std::vector<std::string>{"first", "second"}));
+}
+
+// Destructors of JSON values allocate: without memory they would end the process.
+TEST(TextThreadsDeathTest, WorkWithoutMemoryEndsItsOwnJobAlone) {
+#ifdef KVASIR_SANITIZED
+  GTEST_SKIP() << "sanitizers take more addresses than are allowed here";
+#endif
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const auto run = [] {
+    Heard heard;
+    TextThread texts({heard.post(), 8, 100});
+    const auto copy_until_none_is_left = [] {
+      constexpr rlim_t kAddresses = rlim_t{1} << 30;
+      const rlimit limit = {kAddresses, RLIM_INFINITY};
+      if (setrlimit(RLIMIT_AS, &limit) != 0) return;
+      const nlohmann::json list(std::size_t{100'000}, nlohmann::json(0));
+      std::list<nlohmann::json> copies;
+      while (true) copies.push_back({{"copy", list}});
+    };
+    for (const char* name : {"first", "second", "third"})
+      if (!texts.run(1, copy_until_none_is_left, [&heard, name] { heard.lines.push_back(name); }).ok()) std::_Exit(1);
+    std::_Exit(heard.wait([&] { return heard.lines.size() == 3; }) ? 0 : 2);
+  };
+  EXPECT_EXIT(run(), testing::ExitedWithCode(0), "");
 }
 
 TEST(TextThreads, CallersTakeTurnsAndSmallTextsGoFirst) {

@@ -30,6 +30,10 @@ SCHEMAS = {
         "code": {"type": "string", "pattern": "^[a-c<\"]{1,4}$"}, "when": {"type": "string", "format": "date"},
         "from": {"$ref": "#/$defs/point"}}, "required": ["code", "when", "from"],
         "$defs": {"point": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}}},
+    "locate": {"$ref": "#/$defs/place", "$defs": {"place": {
+        "type": "object", "additionalProperties": False, "required": ["name"], "properties": {
+            "name": {"type": "string", "maxLength": 20}, "also": {"$ref": "#/$defs/place/properties/name"},
+            "exact": {"type": "boolean"}}}}},
     "ping": None}
 TOOLS = [{"type": "function", "function": {"name": name, "description": name, **({"parameters": schema} if schema else {})}}
          for name, schema in SCHEMAS.items()]

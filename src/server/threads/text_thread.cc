@@ -4,6 +4,7 @@
 #include <exception>
 
 #include "base/status.h"
+#include "server/threads/spare_memory.h"
 
 namespace kvasir::server {
 namespace {
@@ -73,6 +74,7 @@ bool TextThread::next(Job& job) {
 
 void TextThread::serve() {
   for (Job job; next(job);) {
+    keep_spare_memory();
     try {
       job.work();
     } catch (const std::exception&) {  // such as no memory: other jobs go on, and `done` sees that it failed
