@@ -42,13 +42,10 @@ class FormatParser final : public AnswerParser {
       events_.break_off(raw_ + buffer_);
       buffer_.clear();
       state_ = State::kClosing;
-    } else if (state_ >= State::kOpening && state_ < State::kClosing) {
-      // A call that breaks off before its name is known.
-      do {
-        fail();
-        while (step()) {
-        }
-      } while (state_ >= State::kOpening && state_ < State::kClosing);
+    }
+    while (state_ >= State::kOpening && state_ < State::kClosing) {  // a call that breaks off before its name is known
+      fail();
+      run(pieces);
     }
     if (state_ == State::kThoughts) {
       if (!trimmed(buffer_).empty()) events_.text(Kind::kReasoning, space_ + std::string(trimmed_right(buffer_)));

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "grammar/automata/byte_automaton.h"
+#include "grammar/automata/utf8_ranges.h"
 #include "grammar/equivalence.h"
 #include "grammar/grammar_support.h"
-#include "grammar/automata/utf8_ranges.h"
 #include "text/vocabularies.h"
 
 namespace kvasir {

@@ -5,9 +5,8 @@
 //   GET /props, /slots; POST /apply-template             llama-server
 //   GET /                                                says what this is, where no other page is there
 //
-// /props and /slots are about the default model, or that of ?model=NAME; they load none. /api/show loads none either, and
-// names the capability "tools" only of a loaded model.
-// Thread-safety: the I/O thread's alone.
+// /props and /slots are about the default model, or that of ?model=NAME; they load none. /api/show loads none either,
+// and names the capability "tools" only of a loaded model. Thread-safety: the I/O thread's alone.
 #pragma once
 
 #include <cstdint>
