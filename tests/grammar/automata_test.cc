@@ -158,8 +158,8 @@ TEST(GrammarAutomata, BuilderCombinesExpressions) {
 }
 
 TEST(GrammarAutomata, RepetitionsCount) {
-  for (const auto& [least, most] :
-       {std::pair(0, 0), {0, 1}, {0, 3}, {2, 2}, {2, 5}, {3, -1}, {0, -1}, {1, -1}, {1, 1}}) {
+  for (const auto& range : {std::pair(0, 0), {0, 1}, {0, 3}, {2, 2}, {2, 5}, {3, -1}, {0, -1}, {1, -1}, {1, 1}}) {
+    const int least = range.first, most = range.second;
     Builder builder;
     Follower follower(builder,
                       builder.repeat(builder.choice({builder.literal("a"), builder.literal("bb")}), least, most));
