@@ -105,21 +105,27 @@ async function checkChat(page) {
 
 // The server's codec is the first choice; the other one is that of the next request alone.
 async function checkCodec(page) {
+  await page.waitForFunction(() => document.querySelectorAll('#codec option').length > 1);  // the server has said which
   assert.deepEqual(await page.$$eval('#codec option', (all) => all.map(({ value }) => value)), ['', 'q8']);
-  const codecOf = async () => (await state(page, (await page.textContent('#watched')).split(',')[0])).selected.codec;
+  const watched = async () => (await page.textContent('#watched')).split(',')[0];
+  // Asks by `action`, and returns the codec of that request once the page shows that it has ended.
+  const codecOf = async (action) => {
+    const before = await watched();
+    await action();
+    await done(page);
+    await page.waitForFunction((earlier) => {
+      const shown = document.querySelector('#watched').textContent;
+      return shown.includes('ended') && shown.split(',')[0] !== earlier;
+    }, before);
+    return (await state(page, await watched())).selected.codec;
+  };
   await configure(page, 'full', 20);
   await page.locator('#settings').evaluate((settings) => { settings.open = true; });
   await page.selectOption('#codec', 'q8');
-  await say(page, 'And in eight bits?');
-  await done(page);
-  await page.waitForFunction(() => document.querySelector('#watched').textContent.includes('ended'));
-  assert.equal(await codecOf(), 'q8');
+  assert.equal(await codecOf(() => say(page, 'And in eight bits?')), 'q8');
   assert.match(await page.locator('article.assistant').last().textContent(), / q8 /);
   await page.selectOption('#codec', '');
-  await page.click('#again');
-  await done(page);
-  await page.waitForFunction(() => document.querySelector('#watched').textContent.includes('ended'));
-  assert.equal(await codecOf(), 'f16');
+  assert.equal(await codecOf(() => page.click('#again')), 'f16');
 }
 
 async function checkMemory(page) {
