@@ -48,7 +48,7 @@ struct ThoughtFormat {
   std::string closing = {};
 };
 
-// Each of these ends a message in the channels of gpt-oss; the last two also begin the next one.
+// Marks that end a message in the channels of gpt-oss; the last two also begin the next one.
 inline constexpr std::array<std::string_view, 5> kMessageEnds = {"<|end|>", "<|call|>", "<|return|>", "<|start|>",
                                                                  "<|channel|>"};
 

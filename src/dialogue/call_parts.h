@@ -33,7 +33,8 @@ std::string_view behind_name(const CallFormat& calls);
 // Returns a tool's schema of a parameter, or what it refers to where it is a reference alone; null: there is none.
 const nlohmann::ordered_json* schema_of(const Tool& tool, const std::string& parameter);
 
-// What a schema says of a value: its type, or its constants if they are all text. Null: nothing.
+// Kinds of values that a schema allows: text (by its type, or if all its constants are text), no text, or both. A null
+// schema allows both.
 enum class WantedValue { kText, kOther, kAny };
 WantedValue wanted_by(const nlohmann::ordered_json* schema);
 

@@ -37,7 +37,7 @@ Result<float> read_norm_eps(Keys& keys, NormKind norm) {
   return static_cast<float>(eps);
 }
 
-// Of other poolings, by a first token or a classifier, no embedding can be made here; such a model still generates.
+// Other poolings (a first token, a classifier) are not supported: the model generates, but gives no embeddings.
 Result<Pooling> read_pooling(Keys& keys) {
   if (!keys.has("pooling_type")) return Pooling::kNone;
   KVASIR_ASSIGN_OR_RETURN(const std::uint64_t type, keys.count("pooling_type"));

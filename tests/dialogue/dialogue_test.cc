@@ -321,6 +321,19 @@ TEST(Dialogue, ANamedToolIsCalledOnce) {
   EXPECT_EQ(most_calls(), 1);
 }
 
+// Writes conversations with a template that is given by its source.
+struct TemplateWriter {
+  explicit TemplateWriter(const std::string& source) : made(make_chat_template(vocabulary, {.source = source})) {}
+
+  Result<Conversation> write(const RequestOptions& options) {
+    return write_conversation(**made, vocabulary, cache, options);
+  }
+
+  Vocabulary vocabulary = test::dialogue_vocabulary();
+  Result<std::unique_ptr<ChatTemplate>> made;
+  FormatCache cache;
+};
+
 TEST(Dialogue, ToolsReachTemplatesThatKnowNone) {
   const std::string sources[] = {
       "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -328,16 +341,14 @@ TEST(Dialogue, ToolsReachTemplatesThatKnowNone) {
       "{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}{{ raise_exception('no') }}{% endif %}"
       "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"};
   for (const std::string& source : sources) {
-    const Vocabulary vocabulary = test::dialogue_vocabulary();
-    const auto chat = make_chat_template(vocabulary, {.source = source});
-    ASSERT_TRUE(chat.ok());
-    FormatCache cache;
+    TemplateWriter writer(source);
+    ASSERT_TRUE(writer.made.ok());
     RequestOptions options;
     Message result = {"tool", "sunny"};
     result.tool_call_id = kOne.id;
     options.messages = {kQuestion, calling({kOne}), result};
     options.tools = test::kTools;
-    const auto conversation = write_conversation(**chat, vocabulary, cache, options);
+    const auto conversation = writer.write(options);
     ASSERT_TRUE(conversation.ok()) << conversation.status().message();
     const std::string text = conversation->prompt.text();
     EXPECT_NE(text.find("\"get_weather_map\""), std::string::npos);
@@ -346,7 +357,7 @@ TEST(Dialogue, ToolsReachTemplatesThatKnowNone) {
     ASSERT_NE(conversation->rules, nullptr);
     options.tools.clear();
     options.messages = {kQuestion};
-    EXPECT_EQ(write_conversation(**chat, vocabulary, cache, options)->rules, nullptr) << "a plain answer";
+    EXPECT_EQ(writer.write(options)->rules, nullptr) << "a plain answer";
   }
 }
 
@@ -360,22 +371,20 @@ TEST(Dialogue, ToolsOfATemplateWithUnknownCallsAreRefused) {
       "{% endfor %}</call>{% endfor %}<|im_end|>\n{% endfor %}"
       "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"};
   for (const std::string& source : sources) {
-    const Vocabulary vocabulary = test::dialogue_vocabulary();
-    const auto chat = make_chat_template(vocabulary, {.source = source});
-    ASSERT_TRUE(chat.ok());
-    FormatCache cache;
+    TemplateWriter writer(source);
+    ASSERT_TRUE(writer.made.ok());
     RequestOptions options;
     options.messages = {kQuestion};
     options.tools = test::kTools;
-    const auto refused = write_conversation(**chat, vocabulary, cache, options);
+    const auto refused = writer.write(options);
     ASSERT_FALSE(refused.ok()) << source;
     EXPECT_EQ(refused.status().code(), StatusCode::kUnsupported);
     EXPECT_EQ(refused.status().settings().front(), "tools");
     options.tool_choice = ToolChoice::kNone;
-    EXPECT_TRUE(write_conversation(**chat, vocabulary, cache, options).ok());
+    EXPECT_TRUE(writer.write(options).ok());
     options.tools.clear();
     options.messages = {kQuestion, calling({kOne})};
-    const auto history = write_conversation(**chat, vocabulary, cache, options);
+    const auto history = writer.write(options);
     ASSERT_TRUE(history.ok()) << history.status().message();
     EXPECT_NE(history->prompt.text().find("get_weather"), std::string::npos) << history->prompt.text();
   }
@@ -383,10 +392,8 @@ TEST(Dialogue, ToolsOfATemplateWithUnknownCallsAreRefused) {
 
 // Kimi's ids name the tools: those of other servers are replaced, in calls and results, and stay as they are later on.
 TEST(Dialogue, IdsNameTheirToolsWhereTheTemplateWritesOnlyThese) {
-  const Vocabulary vocabulary = test::dialogue_vocabulary();
-  const auto chat = make_chat_template(vocabulary, {.source = source_of("kimi-k2")});
-  ASSERT_TRUE(chat.ok());
-  FormatCache cache;
+  TemplateWriter writer(source_of("kimi-k2"));
+  ASSERT_TRUE(writer.made.ok());
   RequestOptions options;
   Message result = {"tool", "sunny"};
   result.tool_call_id = kOne.id;
@@ -394,7 +401,7 @@ TEST(Dialogue, IdsNameTheirToolsWhereTheTemplateWritesOnlyThese) {
   own.id = "functions.get_weather_map:7";
   options.messages = {kQuestion, calling({kOne}), result, calling({own})};
   options.tools = test::kTools;
-  const auto conversation = write_conversation(**chat, vocabulary, cache, options);
+  const auto conversation = writer.write(options);
   ASSERT_TRUE(conversation.ok()) << conversation.status().message();
   const std::string text = conversation->prompt.text();
   EXPECT_NE(text.find("<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"), std::string::npos);

@@ -1,4 +1,4 @@
-// What a served model takes of memory, planned from the header of its file.
+// The memory that a served model takes, planned from the header of its file.
 // Thread-safety: pure functions.
 #pragma once
 

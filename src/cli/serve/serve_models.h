@@ -17,7 +17,8 @@
 
 namespace kvasir::cli {
 
-// What a model is loaded with, and the defaults of its requests. A table [[models]] sets some of it for one model.
+// The options that a model is loaded with, and the defaults of its requests. A table [[models]] sets some of them for
+// one model.
 struct ModelSettings {
   EngineOptions engine;
   std::vector<std::string> kv_types;  // each a list

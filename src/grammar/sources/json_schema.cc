@@ -31,7 +31,7 @@ std::optional<int> count_of(const FlatSchemas& flat, std::string_view name, bool
 }
 
 Result<Expr> SchemaCompiler::value(SchemaSet set) {
-  // What several places refer to is written once. References that cannot be followed are left to flatten().
+  // A schema that several places refer to is compiled once. flatten() reports references that cannot be followed.
   for (SchemaPart& part : set) part.schema = &referred(document_.root(), *part.schema);
   std::sort(set.begin(), set.end());
   set.erase(std::unique(set.begin(), set.end()), set.end());

@@ -45,7 +45,7 @@ class LlamaReader {
       return invalid_argument("{} prompts of {} texts each are {}; at most {} go together", request.prompts.size(),
                               request.n, all, kMostSamples)
           .about({"prompt"});
-    for (std::string& name : body_.unknown()) request.ignored.push_back(std::move(name));
+    request.ignored = body_.unknown();
     read_.shown.generate = request.options.generate;
     read_.shown.n = request.n;
     read_.shown.stream = request.stream;
@@ -138,8 +138,9 @@ class LlamaReader {
     KVASIR_RETURN_IF_ERROR(read_field(body_, "cache_prompt", cache));
     KVASIR_RETURN_IF_ERROR(read_kv(body_, read_.request.options));
     if (!cache) read_.request.options.bypass = true;
-    if (const Json* slot = find_field(body_, "id_slot"); slot != nullptr && *slot != -1)
-      read_.request.ignored.emplace_back("id_slot");  // requests have no fixed places here
+    // Requests have no fixed places here: a slot other than -1 stays unknown, so that the header names it.
+    if (const Json* slot = find_field(body_.object(), "id_slot"); slot != nullptr && *slot == -1)
+      find_field(body_, "id_slot");
     return {};
   }
 

@@ -76,8 +76,11 @@ class ResponsesReader {
   // Agents that do not store responses ask for encrypted thoughts, to send them back. Here the content of a reasoning
   // item is the thoughts as text, which serves them as well: the header names the field.
   Status read_include() {
-    const Json* include = find_field(body_, "include");
-    if (include == nullptr || include->empty()) return {};
+    const Json* include = find_field(body_.object(), "include");  // stays unknown, so that the header names it
+    if (include == nullptr || include->empty()) {
+      find_field(body_, "include");
+      return {};
+    }
     if (!include->is_array()) return wrong_field("include", "a list of strings");
     for (const Json& each : *include)
       if (each != "reasoning.encrypted_content")
@@ -85,7 +88,6 @@ class ResponsesReader {
                         fmt::format("has {:.60}, which is not supported here; \"reasoning.encrypted_content\" is "
                                     "accepted, without effect",
                                     text_of(each)));
-    include_named_ = true;
     return {};
   }
 
@@ -329,7 +331,6 @@ class ResponsesReader {
     options.prompt_end = PromptEnd::kOpen;
     if (!read_.store) read_.conversation.clear();
     read_.request.ignored = body_.unknown();
-    if (include_named_) read_.request.ignored.emplace_back("include");
     read_.repeated["instructions"] = instructions.empty() ? Json() : Json(std::move(instructions));
     return std::move(read_);
   }
@@ -339,7 +340,6 @@ class ResponsesReader {
   const ReadContext& context_;
   ResponsesBody read_;
   std::map<std::string, std::string> calls_;  // name of each call, by its id
-  bool include_named_ = false;                // "include" asks for something that has no effect
 };
 
 }  // namespace

@@ -117,12 +117,12 @@ void settle_thinking(RequestOptions& options) {
 Status read_thinking_object(const Fields& body, ApiRequest& request) {
   const Json* thinking = find_field(body, "thinking");
   if (thinking == nullptr) return {};
-  std::string type;
-  if (!thinking->is_object() || !read_field(*thinking, "type", type).ok() ||
-      (type != "enabled" && type != "adaptive" && type != "disabled"))
-    return wrong_field("thinking", R"({"type": "enabled", "adaptive" or "disabled"})");
+  constexpr const char* kNeeds = R"({"type": "enabled", "adaptive" or "disabled"})";
+  if (!thinking->is_object()) return wrong_field("thinking", kNeeds);
   const Fields fields(*thinking);
-  find_field(fields, "type");
+  std::string type;
+  if (!read_field(fields, "type", type).ok() || (type != "enabled" && type != "adaptive" && type != "disabled"))
+    return wrong_field("thinking", kNeeds);
   request.options.thinking = type != "disabled" ? Thinking::kOn : Thinking::kOff;
   if (type == "enabled")
     KVASIR_RETURN_IF_ERROR(read_thought_budget(fields, "budget_tokens", "thinking.budget_tokens", request));
