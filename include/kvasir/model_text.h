@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,8 +42,10 @@ class ModelText {
 
   // Compiles a grammar for this vocabulary, within GrammarLimits. May take up to a few hundred milliseconds. Errors:
   // kInvalidArgument (what is wrong, and where), kUnsupported (a keyword that cannot be enforced, by name),
-  // kResourceExhausted (a limit).
-  virtual Result<std::shared_ptr<const Grammar>> compile(const GrammarSource& source) const = 0;
+  // kResourceExhausted (a limit, or `stop` asked to stop).
+  virtual Result<std::shared_ptr<const Grammar>> compile(const GrammarSource& source,
+                                                         const std::stop_token& stop) const = 0;
+  Result<std::shared_ptr<const Grammar>> compile(const GrammarSource& source) const { return compile(source, {}); }
 
   // Returns the tokens that Engine::submit reads for these options: of `prompt`, `messages` (with their
   // `template_arguments`) or `tokens`. A request with these tokens and stops instead of its text gives the same answer.

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
@@ -93,6 +94,8 @@ struct RequestOptions {
   // GenerateOptions::grammar, if given, replaces the grammar that this and the tools make. nullopt: the content may be
   // any text.
   std::optional<GrammarSource> grammar;
+  // Asks to stop compiling that grammar, because nobody waits for the answer any more.
+  std::stop_token stop_compiling;
   // For `tokens` that ModelText::encode_prompt made: its PromptTokens::stops. They end the text as `generate.stop`
   // does.
   std::vector<std::string> template_stops;

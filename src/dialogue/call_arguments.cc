@@ -1,5 +1,7 @@
 #include "dialogue/call_arguments.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 #include <initializer_list>
@@ -77,6 +79,11 @@ class ArgumentsWriter {
         bare_text_(JsonText::bare(builder_, text_end_)),
         json_(json, tool.parameters, steps),
         bare_(bare_text_, tool.parameters, steps) {}
+
+  // As SchemaCompiler::contradiction().
+  const std::string& contradiction() const {
+    return json_.contradiction().empty() ? bare_.contradiction() : json_.contradiction();
+  }
 
   Result<Expr> json(bool by_schema) {
     if (!by_schema) return json_text_.object();
@@ -309,7 +316,14 @@ Result<Expr> call_arguments(JsonText& json, const AnswerFormat& format, const To
   Result<Expr> expr = shape == Shape::kTagged ? writer.tagged(by_schema)
                       : is_bracketed(shape)   ? writer.listed(by_schema)
                                               : writer.json(by_schema);
-  return expr.ok() ? expr : Result<Expr>(Status(expr.status()).about({"tools"}));
+  const auto error = [&tool](const std::string& message) {
+    const std::string name = fmt::format("the tool \"{}\"", tool.name);
+    return message.find(name) != std::string::npos ? message : fmt::format("{}: {}", name, message);
+  };
+  if (!expr.ok()) return expr.status().with_message(error(expr.status().message())).about({"tools"});
+  if (!by_schema) return expr;
+  const std::string why = "no arguments meet its parameters" + writer.contradiction();
+  return json.builder().required(*expr, invalid_argument("{}", error(why)).about({"tools"}));
 }
 
 Expr marked(Builder& builder, std::string_view text) {

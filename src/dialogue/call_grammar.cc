@@ -179,7 +179,7 @@ Result<std::shared_ptr<const Grammar>> compile_answer(const GrammarCompiler& com
   if (!options.grammar && !demanded && !strict) return std::shared_ptr<const Grammar>();
   if (rules == nullptr) {
     if (demanded) return invalid_argument("a tool must be called, but there are none").about({"tool_choice"});
-    return compiler.compile(*options.grammar);
+    return compiler.compile(*options.grammar, options.stop_compiling);
   }
   if (!rules->tools.empty() && (demanded || strict))
     if (const auto schemas = grammar::parse_schema(options.tools); !schemas.ok())
@@ -189,15 +189,17 @@ Result<std::shared_ptr<const Grammar>> compile_answer(const GrammarCompiler& com
                                 rules->most_calls, rules->starts_in_thoughts, rules->may_think, options.tools);
   for (const auto& [name, value] : options.template_arguments) key += fmt::format("{}={}\n", name, value);
   if (options.grammar) key += grammar::key_of(*options.grammar);
-  Result<std::shared_ptr<const Grammar>> grammar =
-      compiler.compile(std::move(key), [&](Builder& builder) -> Result<Expr> {
+  Result<std::shared_ptr<const Grammar>> grammar = compiler.compile(
+      std::move(key),
+      [&](Builder& builder) -> Result<Expr> {
         CallDemand demand{options.tool_choice, options.tool_name, std::nullopt};
         if (options.grammar) {
           KVASIR_ASSIGN_OR_RETURN(demand.content, read_source(builder, *options.grammar));
         }
         JsonText json(builder, grammar::JsonSpace::kBounded);
         return answer_grammar(json, *rules, demand);
-      });
+      },
+      options.stop_compiling);
   if (grammar.ok() || options.grammar || !grammar.status().settings().empty()) return grammar;
   // The tools are all that can be too large as a whole.
   const Status& status = grammar.status();

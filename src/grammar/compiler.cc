@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/ordered_json.h"
 #include "base/status.h"
 #include "grammar/machine.h"
 #include "grammar/matcher.h"
@@ -21,7 +22,7 @@ namespace grammar {
 namespace {
 
 constexpr std::size_t kLongestSchema = 1 << 20;
-constexpr int kDeepestSchemaText = 128;
+constexpr std::size_t kDeepestSchemaText = 128;
 constexpr std::size_t kMostKeys = 20'000;
 constexpr std::size_t kMostChoices = 10'000;
 constexpr int kNumberOverflow = 406;  // of the JSON parser's exceptions
@@ -31,24 +32,20 @@ constexpr int kNumberOverflow = 406;  // of the JSON parser's exceptions
 Result<nlohmann::ordered_json> parse_schema(const std::string& text) {
   if (text.size() > kLongestSchema)
     return exhausted("the schema has {} bytes; at most {} are allowed", text.size(), kLongestSchema);
-  bool deep = false;
-  std::size_t keys = 0;
-  const auto check = [&](int depth, nlohmann::ordered_json::parse_event_t event, const nlohmann::ordered_json&) {
-    deep = deep || depth > kDeepestSchemaText;
-    keys += event == nlohmann::ordered_json::parse_event_t::key ? 1 : 0;
-    return !deep && keys <= kMostKeys;
-  };
-  try {
-    nlohmann::ordered_json schema = nlohmann::ordered_json::parse(text, check);
-    if (deep) return exhausted("the schema nests deeper than {} levels", kDeepestSchemaText);
-    if (keys > kMostKeys) return exhausted("the schema has more than {} keywords and properties", kMostKeys);
-    KVASIR_RETURN_IF_ERROR(check_numbers(text));
-    return schema;
-  } catch (const nlohmann::ordered_json::exception& error) {
-    // The parser's words for a number that no double holds; all before it is valid.
-    if (error.id == kNumberOverflow) KVASIR_RETURN_IF_ERROR(check_numbers(text));
-    return invalid_argument("the schema is not valid JSON: {:.200}", error.what());
+  ParsedOrderedJson parsed = parse_ordered_json(text, {.levels = kDeepestSchemaText, .keys = kMostKeys});
+  switch (parsed.end) {
+    case ParsedOrderedJson::End::kTooDeep:
+      return exhausted("the schema nests deeper than {} levels", kDeepestSchemaText);
+    case ParsedOrderedJson::End::kTooManyKeys:
+      return exhausted("the schema has more than {} keywords and properties", kMostKeys);
+    case ParsedOrderedJson::End::kMalformed:
+      // The parser's words for a number that no double holds; all before it is valid.
+      if (parsed.error_id == kNumberOverflow) KVASIR_RETURN_IF_ERROR(check_numbers(text));
+      return invalid_argument("the schema is not valid JSON: {:.200}", parsed.error);
+    case ParsedOrderedJson::End::kDone: break;
   }
+  KVASIR_RETURN_IF_ERROR(check_numbers(text));
+  return std::move(parsed.value);
 }
 
 namespace {
@@ -146,19 +143,23 @@ void GrammarCompiler::keep(std::string key, std::shared_ptr<const Grammar> gramm
   }
 }
 
-Result<std::shared_ptr<const Grammar>> GrammarCompiler::compile(const GrammarSource& source) const {
-  return compile(grammar::key_of(source), [&](grammar::Builder& builder) { return read_source(builder, source); });
+Result<std::shared_ptr<const Grammar>> GrammarCompiler::compile(const GrammarSource& source,
+                                                                const std::stop_token& stop) const {
+  return compile(
+      grammar::key_of(source), [&](grammar::Builder& builder) { return read_source(builder, source); }, stop);
 }
 
-Result<std::shared_ptr<const Grammar>> GrammarCompiler::compile(std::string key, const Write& write) const {
+Result<std::shared_ptr<const Grammar>> GrammarCompiler::compile(std::string key, const Write& write,
+                                                                const std::stop_token& stop) const {
   if (std::shared_ptr<const Grammar> kept = find_kept(key)) return kept;
-  grammar::Builder builder;
+  grammar::Builder builder(stop);
   const grammar::Rule root = builder.declare("the grammar");
   KVASIR_ASSIGN_OR_RETURN(const grammar::Expr body, write(builder));
   builder.define(root, body);
-  grammar::CompileBudget budget;
+  grammar::CompileBudget budget{.stop = stop};
   const auto bytes = [this](std::string_view name) { return token_bytes(name); };
   KVASIR_ASSIGN_OR_RETURN(grammar::Machine machine, make_machine(builder, root, bytes, budget));
+  if (stop.stop_requested()) return grammar::stopped_error();
   auto compiled = std::make_shared<const Grammar>(std::move(machine), trie());
   compiled->warm();
   KVASIR_RETURN_IF_ERROR(GrammarMatcher(compiled).mask().status());  // not if it is too ambiguous from the start

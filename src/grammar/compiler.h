@@ -9,6 +9,7 @@
 #include <mutex>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
 
@@ -27,13 +28,14 @@ class GrammarCompiler {
   explicit GrammarCompiler(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
 
   // Keeps the grammars that were compiled last, so that requests with the same source share one and what is known of
-  // it. Errors: as ModelText::compile.
-  Result<std::shared_ptr<const Grammar>> compile(const GrammarSource& source) const;
+  // it. `stop`: as of a Builder. Errors: as ModelText::compile.
+  Result<std::shared_ptr<const Grammar>> compile(const GrammarSource& source, const std::stop_token& stop = {}) const;
 
   // Returns the grammar of what `write` adds to a builder. `key`: equal for equal grammars, and not for others. Errors:
   // those of `write`; as above.
   using Write = std::function<Result<grammar::Expr>(grammar::Builder&)>;
-  Result<std::shared_ptr<const Grammar>> compile(std::string key, const Write& write) const;
+  Result<std::shared_ptr<const Grammar>> compile(std::string key, const Write& write,
+                                                 const std::stop_token& stop = {}) const;
 
  private:
   std::shared_ptr<const Grammar> find_kept(const std::string& key) const;

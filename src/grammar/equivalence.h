@@ -31,7 +31,7 @@ class Equivalence {
   const Block& block(std::uint32_t index) const { return blocks_[index]; }
 
  private:
-  bool refine(const Machine& machine, int round);
+  class Refinement;
 
   std::vector<Block> blocks_;
   std::vector<std::uint32_t> block_of_;  // of each state

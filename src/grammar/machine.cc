@@ -22,6 +22,7 @@ Result<Rules> automata_of(const Builder& builder, Rule root, const TokenBytes& t
   while (!open.empty()) {
     const std::uint32_t rule = open.back();
     open.pop_back();
+    if (budget.stop.stop_requested()) return stopped_error();
     KVASIR_CHECK(builder.rules()[rule].defined);
     KVASIR_ASSIGN_OR_RETURN(rules[rule], rule_automaton(builder, builder.rules()[rule].body, token_bytes, budget));
     for (const RuleAutomaton::State& state : rules[rule].states)
@@ -34,87 +35,97 @@ Result<Rules> automata_of(const Builder& builder, Rule root, const TokenBytes& t
   return rules;
 }
 
-// Returns which states the end of the rule can be reached from, where `usable[rule]` says which rules can end.
-std::vector<bool> completable(const RuleAutomaton& rule, const std::vector<bool>& usable) {
-  std::vector<std::vector<std::uint32_t>> back(rule.states.size());
-  std::vector<std::uint32_t> open;
-  std::vector<bool> can(rule.states.size());
-  for (std::uint32_t i = 0; i < rule.states.size(); ++i) {
-    const RuleAutomaton::State& state = rule.states[i];
-    for (const ByteEdge& edge : state.edges) back[edge.to].push_back(i);
-    for (const RuleAutomaton::Call& call : state.calls)
-      if (usable[call.rule]) back[call.to].push_back(i);
-    if (!state.accepts) continue;
-    can[i] = true;
-    open.push_back(i);
+// For each state of each rule: whether the end of its rule can be reached from it.
+using Ending = std::vector<std::vector<bool>>;
+
+// Finds them in one pass over all edges: a state that can end lets the states before it end, and a rule that can end
+// lets those end that only waited for it. `by_bytes`: by bytes and calls; otherwise by calls alone, which is without a
+// byte.
+class EndFinder {
+ public:
+  EndFinder(const Rules& rules, bool by_bytes) : rules_(rules), ending_(rules.size()), waiting_(rules.size()) {
+    back_.resize(rules.size());
+    for (std::uint32_t i = 0; i < rules.size(); ++i) add_edges(i, by_bytes);
   }
-  while (!open.empty()) {
-    const std::uint32_t state = open.back();
-    open.pop_back();
-    for (const std::uint32_t from : back[state])
-      if (!can[from]) {
-        can[from] = true;
-        open.push_back(from);
+
+  Ending run() && {
+    for (std::uint32_t i = 0; i < rules_.size(); ++i)
+      for (std::uint32_t state = 0; state < rules_[i].states.size(); ++state)
+        if (rules_[i].states[state].accepts) reach({i, state});
+    while (!open_.empty()) {
+      const Place place = open_.back();
+      open_.pop_back();
+      for (const Edge& edge : back_[place.rule][place.state]) {
+        const Place from{place.rule, edge.from};
+        if (edge.called < 0 || can_end(static_cast<std::uint32_t>(edge.called))) {
+          reach(from);
+        } else {
+          waiting_[static_cast<std::uint32_t>(edge.called)].push_back(from);
+        }
       }
+      if (place.state != 0) continue;
+      for (const Place& from : std::exchange(waiting_[place.rule], {})) reach(from);
+    }
+    return std::move(ending_);
   }
-  return can;
+
+ private:
+  struct Place {
+    std::uint32_t rule = 0;
+    std::uint32_t state = 0;
+  };
+  struct Edge {
+    std::uint32_t from = 0;
+    std::int64_t called = -1;  // rule that must end first
+  };
+
+  void add_edges(std::uint32_t rule, bool by_bytes) {
+    const std::vector<RuleAutomaton::State>& states = rules_[rule].states;
+    ending_[rule].resize(states.size());
+    back_[rule].resize(states.size());
+    for (std::uint32_t from = 0; from < states.size(); ++from) {
+      if (by_bytes)
+        for (const ByteEdge& edge : states[from].edges) back_[rule][edge.to].push_back({from, -1});
+      for (const RuleAutomaton::Call& call : states[from].calls) back_[rule][call.to].push_back({from, call.rule});
+    }
+  }
+
+  bool can_end(std::uint32_t rule) const { return !ending_[rule].empty() && ending_[rule][0]; }
+
+  void reach(const Place& place) {
+    if (ending_[place.rule][place.state]) return;
+    ending_[place.rule][place.state] = true;
+    open_.push_back(place);
+  }
+
+  const Rules& rules_;
+  Ending ending_;
+  std::vector<std::vector<std::vector<Edge>>> back_;  // [rule][state]: what leads there
+  std::vector<std::vector<Place>> waiting_;           // for a rule to end
+  std::vector<Place> open_;
+};
+
+// Returns which rules can end: those whose first state can.
+std::vector<bool> first_of(const Ending& ending) {
+  std::vector<bool> first(ending.size());
+  for (std::size_t i = 0; i < ending.size(); ++i) first[i] = !ending[i].empty() && ending[i][0];
+  return first;
 }
 
-// Returns the rules that `holds` accepts, given which rules it has accepted so far; accepting more rules never makes it
-// reject one.
-template <class Holds>
-std::vector<bool> least_fixed_point(const Rules& rules, const Holds& holds) {
-  std::vector<std::vector<std::uint32_t>> callers(rules.size());
-  std::vector<std::uint32_t> open;
-  for (std::uint32_t i = 0; i < rules.size(); ++i) {
-    if (rules[i].states.empty()) continue;
-    open.push_back(i);
-    for (const RuleAutomaton::State& state : rules[i].states)
-      for (const RuleAutomaton::Call& call : state.calls)
-        if (callers[call.rule].empty() || callers[call.rule].back() != i) callers[call.rule].push_back(i);
-  }
-  std::vector<bool> accepted(rules.size());
-  while (!open.empty()) {
-    const std::uint32_t rule = open.back();
-    open.pop_back();
-    if (accepted[rule] || !holds(rules[rule], accepted)) continue;
-    accepted[rule] = true;
-    open.insert(open.end(), callers[rule].begin(), callers[rule].end());
-  }
-  return accepted;
-}
-
-// Removes what leads to no complete text.
-void trim(Rules& rules) {
-  const std::vector<bool> usable = least_fixed_point(
-      rules,
-      [](const RuleAutomaton& rule, const std::vector<bool>& known) -> bool { return completable(rule, known)[0]; });
-  for (RuleAutomaton& rule : rules) {
-    if (rule.states.empty()) continue;
-    const std::vector<bool> can = completable(rule, usable);
-    for (RuleAutomaton::State& state : rule.states) {
+// Removes what leads to no complete text. Errors: of the first requirement that no text meets.
+Status trim(const Builder& builder, Rules& rules) {
+  const Ending ending = EndFinder(rules, true).run();
+  for (const Builder::Requirement& each : builder.requirements())
+    if (!ending[each.rule.index].empty() && !ending[each.rule.index][0]) return each.otherwise;
+  const std::vector<bool> usable = first_of(ending);
+  for (std::size_t i = 0; i < rules.size(); ++i) {
+    const std::vector<bool>& can = ending[i];
+    for (RuleAutomaton::State& state : rules[i].states) {
       std::erase_if(state.edges, [&](const ByteEdge& edge) { return !can[edge.to]; });
       std::erase_if(state.calls, [&](const RuleAutomaton::Call& call) { return !usable[call.rule] || !can[call.to]; });
     }
   }
-}
-
-// Whether a rule matches the empty text, given rules that do.
-bool is_empty(const RuleAutomaton& rule, const std::vector<bool>& empty) {
-  std::vector<std::uint32_t> open = {0};
-  std::vector<bool> seen(rule.states.size());
-  seen[0] = true;
-  while (!open.empty()) {
-    const RuleAutomaton::State& state = rule.states[open.back()];
-    open.pop_back();
-    if (state.accepts) return true;
-    for (const RuleAutomaton::Call& call : state.calls)
-      if (empty[call.rule] && !seen[call.to]) {
-        seen[call.to] = true;
-        open.push_back(call.to);
-      }
-  }
-  return false;
+  return {};
 }
 
 // The rules that a rule may call before it has matched a byte.
@@ -136,7 +147,7 @@ std::vector<std::uint32_t> left_calls(const RuleAutomaton& rule, const std::vect
 }
 
 Status refuse_left_recursion(const Builder& builder, const Rules& rules) {
-  const std::vector<bool> empty = least_fixed_point(rules, is_empty);
+  const std::vector<bool> empty = first_of(EndFinder(rules, false).run());
   enum class Mark : std::uint8_t { kNew, kOpen, kDone };
   std::vector<Mark> marks(rules.size());
   struct Visit {
@@ -206,7 +217,7 @@ void find_classes(const Rules& rules, Machine& machine) {
 Result<Machine> make_machine(const Builder& builder, Rule root, const TokenBytes& token_bytes, CompileBudget& budget) {
   if (!builder.failure().ok()) return builder.failure();
   KVASIR_ASSIGN_OR_RETURN(Rules rules, automata_of(builder, root, token_bytes, budget));
-  trim(rules);
+  KVASIR_RETURN_IF_ERROR(trim(builder, rules));
   const RuleAutomaton::State& first = rules[root.index].states.front();
   if (first.edges.empty() && first.calls.empty() && !first.accepts)
     return invalid_argument("no text matches the grammar");

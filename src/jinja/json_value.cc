@@ -2,10 +2,12 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/ordered_json.h"
+
 namespace kvasir::jinja {
 namespace {
 
-constexpr int kMaxDepth = 100;
+constexpr std::size_t kMaxLevels = 101;
 
 using Json = nlohmann::ordered_json;  // members in the order of the text
 
@@ -37,14 +39,9 @@ Value value_of(const Json& json) {
 std::optional<Value> parse_json(std::string_view text) {
   // The library takes a zero for the end.
   if (text.find('\0') != std::string_view::npos) return std::nullopt;
-  bool too_deep = false;
-  const auto not_too_deep = [&](int depth, Json::parse_event_t, const Json&) {
-    too_deep = too_deep || depth > kMaxDepth;
-    return !too_deep;
-  };
-  const Json json = Json::parse(text, not_too_deep, /*allow_exceptions=*/false);
-  if (json.is_discarded() || too_deep) return std::nullopt;
-  return value_of(json);
+  const ParsedOrderedJson parsed = parse_ordered_json(text, {.levels = kMaxLevels});
+  if (parsed.end != ParsedOrderedJson::End::kDone) return std::nullopt;
+  return value_of(parsed.value);
 }
 
 }  // namespace kvasir::jinja

@@ -103,8 +103,9 @@ class LoadedText final : public ModelText {
                           text.system_tokens};
     });
   }
-  Result<std::shared_ptr<const Grammar>> compile(const GrammarSource& source) const override {
-    return guarded([&] { return model_->grammars->compile(source); });
+  Result<std::shared_ptr<const Grammar>> compile(const GrammarSource& source,
+                                                 const std::stop_token& stop) const override {
+    return guarded([&] { return model_->grammars->compile(source, stop); });
   }
 
   Result<std::int64_t> system_tokens(std::span<const Message> messages) const override {
@@ -168,7 +169,7 @@ Result<std::string_view> prompt_field(const RequestOptions& options) {
 
 Status compile_grammar(const LoadedModel& model, const RequestOptions& options, RequestText& text) {
   if (!options.grammar || options.generate.grammar != nullptr) return {};
-  Result<std::shared_ptr<const Grammar>> grammar = model.grammars->compile(*options.grammar);
+  Result<std::shared_ptr<const Grammar>> grammar = model.grammars->compile(*options.grammar, options.stop_compiling);
   if (!grammar.ok()) return about_unless_said(grammar.status(), "grammar");
   text.grammar = std::move(*grammar);
   return {};

@@ -1,6 +1,9 @@
 // JSON Schema, keyword by keyword: texts that a grammar matches, and texts that it does not.
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -276,17 +279,55 @@ TEST(GrammarSchema, WhatIsMalformedOrCannotBeMetIsRefused) {
           {R"({"anyOf":[{"$ref":"#"},{"type":"string"}]})", "$ref"},
           {R"({"$ref":"#/$defs/a","$defs":{"a":{"allOf":[{"$ref":"#/$defs/b"}]},"b":{"oneOf":[{"$ref":"#/$defs/a"}]}}})",
            "$ref"},
-          {"false", "no text matches"},
-          {R"({"type":"string","minLength":3,"maxLength":2})", "no text matches"},
-          {R"({"allOf":[{"type":"string"},{"type":"null"}]})", "no text matches"},
-          {R"({"const":1,"type":"string"})", "no text matches"},
-          {R"({"type":"object","properties":{"a":false},"required":["a"]})", "no text matches"},
-          {R"({"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]})", "no text matches"},
-          {R"({"type":"string","pattern":"^a$","minLength":2})", "no text matches"},
-          {R"({"type":"string","format":"date","maxLength":9})", "no text matches"},
-          {R"({"type":"array","prefixItems":[false],"minItems":1})", "no text matches"},
-          {R"({"type":"object","minProperties":3,"properties":{"a":{},"b":{}}})", "no text matches"}})
+          {"false", "no value meets the schema: it is false"},
+          {R"({"properties":{"a":{"type":"array","items":{"type":"string","minLength":3,"maxLength":2},"minItems":1}},"required":["a"],
+               "type":"object"})",
+           "at '/properties/a/items' 'minLength' is above 'maxLength'"},
+          {R"({"type":"integer","minimum":3,"maximum":2})", "'minimum' is above 'maximum'"},
+          {R"({"type":"array","minItems":3,"maxItems":2})", "'minItems' is above 'maxItems'"},
+          {R"({"type":"object","properties":{"a":{"enum":[1],"type":"string"}},"required":["a"]})",
+           "at '/properties/a'"},
+          {R"({"type":"string","minLength":3,"maxLength":2})", "no value meets the schema"},
+          {R"({"allOf":[{"type":"string"},{"type":"null"}]})", "no value meets the schema"},
+          {R"({"const":1,"type":"string"})", "no value meets the schema"},
+          {R"({"type":"object","properties":{"a":false},"required":["a"]})", "no value meets the schema"},
+          {R"({"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]})", "no value meets the schema"},
+          {R"({"type":"string","pattern":"^a$","minLength":2})", "no value meets the schema"},
+          {R"({"type":"string","format":"date","maxLength":9})", "no value meets the schema"},
+          {R"({"type":"array","prefixItems":[false],"minItems":1})", "no value meets the schema"},
+          {R"({"type":"object","minProperties":3,"properties":{"a":{},"b":{}}})", "no value meets the schema"}})
     expect_refused(schema_source(schema), StatusCode::kInvalidArgument, part);
+}
+
+std::string flat_object(int properties, bool required) {
+  std::string listed, names;
+  for (int i = 0; i < properties; ++i) {
+    const char* comma = i > 0 ? "," : "";
+    listed += fmt::format(R"({}"p{}":{{"type":"string"}})", comma, i);
+    names += fmt::format(R"({}"p{}")", comma, i);
+  }
+  return fmt::format(R"({{"type":"object","properties":{{{}}},"required":[{}]}})", listed, required ? names : "");
+}
+
+TEST(GrammarSchema, FlatObjectsOfManyPropertiesCompileInTime) {
+  const auto start = std::chrono::steady_clock::now();
+  Follower required(schema_source(flat_object(1001, true), false));
+  EXPECT_TRUE(required.begins(R"({"p0": "a", "p1":"b",)"));
+  EXPECT_FALSE(required.begins(R"({"p0": "a", "p2")"));
+  Follower optional(schema_source(flat_object(2500, false), false));
+  EXPECT_TRUE(optional.matches(R"({"p7": "a","p1000": "b","p2499":"c"})"));
+  EXPECT_TRUE(optional.matches("{}"));
+  EXPECT_FALSE(optional.begins(R"({"p7": "a","p6")"));
+  // Seconds where time grows with the cube of the number of properties.
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
+}
+
+TEST(GrammarSchema, AskedToStopCompilesNoMore) {
+  std::stop_source stop;
+  stop.request_stop();
+  grammar::Builder builder(stop.get_token());
+  const Result<grammar::Expr> body = grammar::read_source(builder, schema_source(flat_object(10, true)));
+  EXPECT_EQ(body.status().code(), StatusCode::kResourceExhausted);
 }
 
 TEST(GrammarSchema, CutTextsAreBeginningsOfWholeOnes) {

@@ -22,7 +22,9 @@ using Kind = AnswerPiece::Kind;
 class ByteText final : public ModelText {
  public:
   explicit ByteText(bool fills = true) : fills_(fills) {}
-  Result<std::shared_ptr<const Grammar>> compile(const GrammarSource&) const override { return unsupported("none"); }
+  Result<std::shared_ptr<const Grammar>> compile(const GrammarSource&, const std::stop_token&) const override {
+    return unsupported("none");
+  }
   Result<PromptTokens> encode_prompt(const RequestOptions&) const override { return unsupported("none"); }
   Result<std::int64_t> system_tokens(std::span<const Message>) const override { return std::int64_t{0}; }
   Result<std::vector<std::int32_t>> encode(std::string_view text, bool add_special, bool parse_special) const override {

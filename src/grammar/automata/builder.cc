@@ -16,7 +16,7 @@ constexpr std::size_t kMostOperandStates = 20'000;
 
 }  // namespace
 
-Builder::Builder() : nodes_(2) {
+Builder::Builder(std::stop_token stop) : nodes_(2), stop_(std::move(stop)) {
   nodes_[1].kind = Node::Kind::kNever;
 }
 
@@ -133,6 +133,13 @@ void Builder::define(Rule rule, Expr body) {
   KVASIR_CHECK(!rules_[rule.index].defined);
   rules_[rule.index].body = body.index;
   rules_[rule.index].defined = true;
+}
+
+Expr Builder::required(Expr part, Status otherwise) {
+  const Rule rule = declare("a part of the grammar");
+  define(rule, part);
+  requirements_.push_back({rule, std::move(otherwise)});
+  return call(rule);
 }
 
 Expr Builder::call(Rule rule) {

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -42,7 +43,9 @@ class Builder {
  public:
   static constexpr int kUnbounded = -1;
 
-  Builder();
+  // `stop`: asks to stop what takes long; see stopped_error().
+  explicit Builder(std::stop_token stop = {});
+  const std::stop_token& stop() const { return stop_; }
 
   Expr nothing() const { return {0}; }  // matches the empty text
   Expr never() const { return {1}; }    // matches no text
@@ -73,6 +76,9 @@ class Builder {
   void define(Rule rule, Expr body);
   Expr call(Rule rule);
 
+  // Returns what `part` matches. `otherwise`: the error of the grammar where no text matches it.
+  Expr required(Expr part, Status otherwise);
+
   // Why the grammar cannot be compiled: too many nodes, or operands of both() or without() that are too large. OK so
   // far otherwise; functions return never() once it is set.
   const Status& failure() const { return failure_; }
@@ -101,6 +107,11 @@ class Builder {
     std::uint32_t body = 1;
     bool defined = false;
   };
+  struct Requirement {
+    Rule rule;
+    Status otherwise;
+  };
+  std::span<const Requirement> requirements() const { return requirements_; }
   std::span<const Node> nodes() const { return nodes_; }
   const std::string& text(std::uint32_t index) const { return texts_[index]; }
   std::span<const CharRange> ranges(std::uint32_t index) const { return ranges_[index]; }
@@ -119,8 +130,10 @@ class Builder {
   std::vector<std::vector<std::uint32_t>> lists_;
   std::vector<std::shared_ptr<const ByteAutomaton>> automata_;
   std::vector<NamedRule> rules_;
+  std::vector<Requirement> requirements_;
   std::size_t bytes_ = 0;
   std::size_t combine_steps_ = 100'000'000;  // left for both() and without()
+  std::stop_token stop_;
   Status failure_;
 };
 

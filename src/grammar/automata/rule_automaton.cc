@@ -4,6 +4,7 @@
 #include <array>
 #include <bitset>
 #include <map>
+#include <set>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -37,14 +38,16 @@ class Nondeterministic {
   Nondeterministic(const Builder& builder, const TokenBytes& token_bytes, CompileBudget& budget)
       : builder_(builder), token_bytes_(token_bytes), budget_(budget), states_(1) {}
 
-  // Returns the state that matches a node and then is in `next`. State 0 is the end of the rule.
-  std::uint32_t build(std::uint32_t node, std::uint32_t next);
+  // Returns the state that matches a node and then ends the rule in state 0.
+  std::uint32_t build_rule(std::uint32_t node);
 
   const std::vector<State>& states() const { return states_; }
   const Status& failure() const { return failure_; }
 
  private:
   std::uint32_t add();
+  // Returns the state that matches a node and then is in `next`.
+  std::uint32_t build(std::uint32_t node, std::uint32_t next);
   std::uint32_t build_new(const Builder::Node& node, std::uint32_t next);
   std::uint32_t build_bytes(std::string_view bytes, std::uint32_t next);
   std::uint32_t build_chars(std::span<const CharRange> ranges, std::uint32_t next);
@@ -70,6 +73,30 @@ std::uint32_t Nondeterministic::add() {
   budget_.steps -= kSteps;
   states_.emplace_back();
   return static_cast<std::uint32_t>(states_.size() - 1);
+}
+
+// Builds what can stand last first, the innermost before what holds it: a list of any length, such as the members of an
+// object, then takes no depth.
+std::uint32_t Nondeterministic::build_rule(std::uint32_t node) {
+  std::set<std::uint32_t> last;
+  std::vector<std::uint32_t> open = {node};
+  while (!open.empty()) {
+    const std::uint32_t each = open.back();
+    open.pop_back();
+    if (!last.insert(each).second) continue;
+    const Builder::Node& made = builder_.nodes()[each];
+    if (made.kind == Builder::Node::Kind::kSequence) {
+      open.push_back(builder_.list(made.a).back());
+    } else if (made.kind == Builder::Node::Kind::kChoice) {
+      const std::span<const std::uint32_t> parts = builder_.list(made.a);
+      open.insert(open.end(), parts.begin(), parts.end());
+    } else if (made.kind == Builder::Node::Kind::kRepeat && made.most == 1) {
+      open.push_back(made.a);
+    }
+  }
+  // Parts are made before what they are part of.
+  for (const std::uint32_t each : last) build(each, 0);
+  return build(node, 0);
 }
 
 std::uint32_t Nondeterministic::build(std::uint32_t node, std::uint32_t next) {
@@ -195,7 +222,7 @@ class Determinisation {
   CompileBudget& budget_;
   RuleAutomaton result_;
   std::unordered_map<Set, std::uint32_t, SetHash> ids_;
-  std::vector<Set> sets_;             // of each state
+  std::vector<const Set*> sets_;      // of each state: the keys of ids_
   std::vector<std::uint32_t> marks_;  // number of the closure that reached a state last
   std::uint32_t mark_ = 0;
   std::size_t steps_ = 0;
@@ -216,10 +243,10 @@ std::uint32_t Determinisation::state_of(const Set& starts) {
     if (each == 0 || !state.edges.empty() || state.rule >= 0) set.push_back(each);
   }
   std::sort(set.begin(), set.end());
-  const auto [found, added] = ids_.try_emplace(set, static_cast<std::uint32_t>(result_.states.size()));
+  const auto [found, added] = ids_.try_emplace(std::move(set), static_cast<std::uint32_t>(result_.states.size()));
   if (added) {
-    result_.states.emplace_back().accepts = !set.empty() && set.front() == 0;
-    sets_.push_back(std::move(set));
+    result_.states.emplace_back().accepts = !found->first.empty() && found->first.front() == 0;
+    sets_.push_back(&found->first);
   }
   return found->second;
 }
@@ -258,7 +285,7 @@ void Determinisation::add_edges(const Set& set, RuleAutomaton::State& out) {
 }
 
 void Determinisation::expand(std::uint32_t state) {
-  const Set set = sets_[state];
+  const Set& set = *sets_[state];
   RuleAutomaton::State out;
   add_edges(set, out);
   std::map<std::uint32_t, Set> calls;
@@ -275,6 +302,7 @@ Result<RuleAutomaton> Determinisation::run(std::uint32_t start) {
   for (std::uint32_t state = 0; state < result_.states.size(); ++state) {
     if (result_.states.size() > budget_.states) return exhausted("the grammar needs too many states; make it simpler");
     if (steps_ > budget_.steps) return exhausted("the grammar takes too long to compile; make it simpler");
+    if (budget_.stop.stop_requested()) return stopped_error();
     expand(state);
   }
   budget_.states -= std::min(budget_.states, result_.states.size());
@@ -284,10 +312,14 @@ Result<RuleAutomaton> Determinisation::run(std::uint32_t start) {
 
 }  // namespace
 
+Status stopped_error() {
+  return exhausted("the request ended before its grammar was compiled");
+}
+
 Result<RuleAutomaton> rule_automaton(const Builder& builder, std::uint32_t node, const TokenBytes& token_bytes,
                                      CompileBudget& budget) {
   Nondeterministic states(builder, token_bytes, budget);
-  const std::uint32_t start = states.build(node, 0);
+  const std::uint32_t start = states.build_rule(node);
   if (!states.failure().ok()) return states.failure();
   return Determinisation(states, budget).run(start);
 }
@@ -299,7 +331,7 @@ Result<ByteAutomaton> plain_automaton(const Builder& builder, std::uint32_t node
     has_token = true;
     return std::string();
   };
-  CompileBudget budget{.states = most_states, .steps = steps};
+  CompileBudget budget{.states = most_states, .steps = steps, .stop = builder.stop()};
   Result<RuleAutomaton> made = rule_automaton(builder, node, none, budget);
   steps = budget.steps;
   KVASIR_ASSIGN_OR_RETURN(RuleAutomaton rule, std::move(made));

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,7 +37,11 @@ struct RuleAutomaton {
 struct CompileBudget {
   std::size_t states = 200'000;
   std::size_t steps = 50'000'000;
+  std::stop_token stop = {};  // asked to stop: nobody waits for the grammar any more
 };
+
+// The error of what was asked to stop.
+Status stopped_error();
 
 // Returns the bytes that stand for a control token of this name in a token's text (token_trie.h), or the name's own
 // bytes.

@@ -1,5 +1,7 @@
 #include "grammar/sources/json_schema.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -18,7 +20,28 @@ namespace {
 constexpr std::size_t kMostRules = 20'000;
 constexpr int kDeepestSchema = 300;
 
+// Appends the path to a schema within another, such as "/properties/a". Returns whether it is there.
+bool find_path(const OrderedJson& in, const OrderedJson* schema, std::string& path) {
+  if (&in == schema) return true;
+  if (!in.is_structured()) return false;
+  for (const auto& [key, each] : in.items()) {
+    const std::size_t size = path.size();
+    path += "/" + key;
+    if (find_path(each, schema, path)) return true;
+    path.resize(size);
+  }
+  return false;
+}
+
 }  // namespace
+
+Expr SchemaCompiler::never(const OrderedJson* schema, std::string_view why) {
+  if (std::string path; contradiction_.empty() && schema != nullptr) {
+    const bool inside = find_path(document_.root(), schema, path) && !path.empty();
+    contradiction_ = inside ? fmt::format(": at '{:.200}' {}", path, why) : fmt::format(": {}", why);
+  }
+  return builder_.never();
+}
 
 std::optional<int> count_of(const FlatSchemas& flat, std::string_view name, bool largest) {
   std::optional<int> result;
@@ -41,6 +64,9 @@ Result<Expr> SchemaCompiler::value(SchemaSet set) {
   const Rule rule = builder_.declare("the schema");
   rules_.emplace(set, rule);
   KVASIR_ASSIGN_OR_RETURN(const FlatSchemas flat, flatten(document_, set));
+  if (flat.never)
+    for (const SchemaPart& part : set)
+      if (*part.schema == false) never(part.schema, "it is false");
   ++depth_;
   KVASIR_ASSIGN_OR_RETURN(const Expr expr, body(flat));
   --depth_;
@@ -49,7 +75,8 @@ Result<Expr> SchemaCompiler::value(SchemaSet set) {
 }
 
 Result<Expr> SchemaCompiler::body(const FlatSchemas& flat) {
-  if (flat.never || flat.types.none()) return builder_.never();
+  if (flat.never) return builder_.never();
+  if (flat.types.none()) return never(flat.schemas.front(), "its types exclude each other");
   KVASIR_ASSIGN_OR_RETURN(const std::optional<Expr> fixed, constants(flat));
   if (fixed) return *fixed;
   KVASIR_ASSIGN_OR_RETURN(const std::optional<Expr> any, alternatives(flat));
@@ -114,6 +141,7 @@ Result<std::optional<Expr>> SchemaCompiler::constants(const FlatSchemas& flat) {
       KVASIR_ASSIGN_OR_RETURN(const bool met, meets(document_, flat.parts, first[i]));
       if (met) all.push_back(text_.constant(first[i]));
     }
+    if (all.empty()) return std::optional(never(schema, "no value of 'enum' or 'const' meets the rest of the schema"));
     return std::optional(builder_.choice(all));
   }
   return std::optional<Expr>();
@@ -153,6 +181,12 @@ Result<Expr> SchemaCompiler::number(const FlatSchemas& flat) {
       limited = true;
     }
   }
+  if (limits.least && limits.most) {
+    const int order = compare(limits.least->value, limits.most->value);
+    if (order > 0) return never(flat.schemas.front(), "'minimum' is above 'maximum'");
+    if (order == 0 && (limits.least->exclusive || limits.most->exclusive))
+      return never(flat.schemas.front(), "its limits exclude each other");
+  }
   if (!limited) return limits.integer ? text_.integer() : text_.number();
   return number_within(builder_, limits);
 }
@@ -185,7 +219,7 @@ Result<Expr> SchemaCompiler::string_text(const FlatSchemas& flat) {
   }
   const int least = count_of(flat, "minLength", true).value_or(0);
   const std::optional<int> most = count_of(flat, "maxLength", false);
-  if (most && *most < least) return builder_.never();
+  if (most && *most < least) return never(flat.schemas.front(), "'minLength' is above 'maxLength'");
   if (least > 0 || most || all.empty()) {
     // A pattern's characters have one form each, so the count may, too.
     const Expr one = all.empty() ? text_.string_characters() : text_.character(std::array{CharRange{0, kLastChar}});
@@ -209,9 +243,11 @@ Result<Expr> SchemaCompiler::string(const FlatSchemas& flat) {
 
 Result<Expr> json_schema(JsonText& text, const OrderedJson& schema) {
   std::size_t steps = kMostSchemaSteps;
-  Result<Expr> expr = SchemaCompiler(text, schema, steps).value({{&schema}});
+  SchemaCompiler compiler(text, schema, steps);
+  Result<Expr> expr = compiler.value({{&schema}});
   if (!expr.ok()) return Status(expr.status()).about({"json_schema"});
-  return expr;
+  return text.builder().required(
+      *expr, invalid_argument("no value meets the schema{}", compiler.contradiction()).about({"json_schema"}));
 }
 
 }  // namespace kvasir::grammar

@@ -86,6 +86,24 @@ Expr JsonText::space() {
   return *space_expr_;
 }
 
+// A rule of its own, so that the states of the white space are there once, not behind each property of an object.
+Expr JsonText::separator(std::string_view mark, std::optional<Rule>& rule) {
+  if (space_ == JsonSpace::kNone) return builder_.literal(mark);
+  if (!rule) {
+    rule = builder_.declare("a separator");
+    builder_.define(*rule, builder_.sequence({builder_.literal(mark), space()}));
+  }
+  return builder_.call(*rule);
+}
+
+Expr JsonText::comma() {
+  return separator(",", comma_);
+}
+
+Expr JsonText::colon() {
+  return separator(":", colon_);
+}
+
 Expr JsonText::any_character() {
   if (!end_.empty()) return builder_.any_char();
   if (character_) return *character_;

@@ -63,7 +63,9 @@ class JsonText {
     return text;
   }
 
-  Expr space();                     // between two tokens
+  Expr space();  // between two tokens
+  Expr comma();  // with what may follow it
+  Expr colon();
   Expr value();                     // any JSON value
   Expr object();                    // any JSON object
   Expr array();                     // any JSON array
@@ -84,10 +86,11 @@ class JsonText {
 
  private:
   Expr any_character();
+  Expr separator(std::string_view mark, std::optional<Rule>& rule);
 
   Builder& builder_;
   JsonSpace space_;
-  std::optional<Rule> value_, object_, array_, string_, number_;
+  std::optional<Rule> value_, object_, array_, string_, number_, comma_, colon_;
   std::optional<Expr> space_expr_, character_;
   std::string end_;  // of bare strings; "": strings are JSON
 };

@@ -1,3 +1,5 @@
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <optional>
 #include <set>
@@ -42,7 +44,7 @@ Result<Expr> SchemaCompiler::array(const FlatSchemas& flat) {
     for (const char* name : {"prefixItems", "items"})
       if (const OrderedJson* list = member(*schema, name); list != nullptr && list->is_array())
         fixed = std::max(fixed, list->size());
-  if (most && *most < least) return builder_.never();
+  if (most && *most < least) return never(flat.schemas.front(), "'minItems' is above 'maxItems'");
   const Child child = item(flat, fixed);
   const auto others_least = [&](int items) { return std::max(0, least - items); };
   // What follows the first `fixed` items, each with a comma before it.
@@ -54,7 +56,7 @@ Result<Expr> SchemaCompiler::array(const FlatSchemas& flat) {
   } else if (!most || *most > before) {
     KVASIR_ASSIGN_OR_RETURN(other, value(child.set));
     const int first = std::max(before, 1);
-    tail = builder_.repeat(builder_.sequence({comma(), *other}), others_least(first),
+    tail = builder_.repeat(builder_.sequence({text_.comma(), *other}), others_least(first),
                            most ? *most - first : Builder::kUnbounded);
   }
   if (fixed == 0) {
@@ -75,7 +77,7 @@ Result<Expr> SchemaCompiler::array(const FlatSchemas& flat) {
     Expr more = builder_.never();
     if (!one.never) {
       KVASIR_ASSIGN_OR_RETURN(const Expr expr, value(one.set));
-      more = builder_.sequence({i == 0 ? builder_.nothing() : comma(), expr, tail});
+      more = builder_.sequence({i == 0 ? builder_.nothing() : text_.comma(), expr, tail});
     }
     if (i == 0) more = builder_.sequence({more, text_.space()});
     tail = items >= least ? builder_.optional(more) : more;
@@ -83,20 +85,29 @@ Result<Expr> SchemaCompiler::array(const FlatSchemas& flat) {
   return builder_.sequence({builder_.literal("["), text_.space(), tail, builder_.literal("]")});
 }
 
-Result<Child> SchemaCompiler::property(const FlatSchemas& flat, const std::string& name) {
+Result<SchemaCompiler::Listed> SchemaCompiler::listed_properties(const FlatSchemas& flat) {
+  Listed listed(flat.schemas.size());
+  for (std::size_t i = 0; i < flat.schemas.size(); ++i)
+    if (const OrderedJson* properties = member(*flat.schemas[i], "properties")) {
+      KVASIR_RETURN_IF_ERROR(document_.charge(10 * properties->size()));
+      for (const auto& [name, each] : properties->items()) listed[i].emplace(name, &each);
+    }
+  return listed;
+}
+
+Result<Child> SchemaCompiler::property(const FlatSchemas& flat, const Listed& listed, const std::string& name) {
   Child child;
   const auto add = [&](const OrderedJson& schema) {
     child.set.push_back({&schema});
     child.never = child.never || schema == false;
   };
-  for (const OrderedJson* schema : flat.schemas) {
+  KVASIR_RETURN_IF_ERROR(document_.charge(10));
+  for (std::size_t i = 0; i < flat.schemas.size(); ++i) {
+    const OrderedJson* schema = flat.schemas[i];
     bool named = false;
-    if (const OrderedJson* properties = member(*schema, "properties")) {
-      KVASIR_RETURN_IF_ERROR(document_.charge(properties->size()));
-      if (const OrderedJson* found = member(*properties, name)) {
-        add(*found);
-        named = true;
-      }
+    if (const auto found = listed[i].find(name); found != listed[i].end()) {
+      add(*found->second);
+      named = true;
     }
     if (const OrderedJson* patterns = member(*schema, "patternProperties"))
       for (const auto& [pattern, each] : patterns->items()) {
@@ -189,7 +200,7 @@ Result<std::optional<Expr>> SchemaCompiler::other_members(const FlatSchemas& fla
       builder_.define(rule, builder_.sequence({cell, builder_.literal("\"")}));
       key = builder_.sequence({builder_.literal("\""), builder_.call(rule)});
     }
-    all.push_back(builder_.sequence({key, colon(), of_value}));
+    all.push_back(builder_.sequence({key, text_.colon(), of_value}));
   }
   if (all.empty()) return std::optional<Expr>();
   return std::optional(builder_.choice(all));
@@ -213,7 +224,7 @@ Result<std::vector<std::string>> SchemaCompiler::named_keys(const FlatSchemas& f
   return keys;
 }
 
-// Returns the members of an object between its braces, `least` to `most` of them. The keys of `other` may repeat, so at
+// Returns the members of an object, `least` to `most` of them, and its end. The keys of `other` may repeat, so at
 // most one of them is counted towards `least`.
 Result<Expr> SchemaCompiler::members(const std::vector<Property>& properties, std::optional<Expr> other, int least,
                                      std::optional<int> most) {
@@ -221,25 +232,27 @@ Result<Expr> SchemaCompiler::members(const std::vector<Property>& properties, st
   const int counted = std::max({1, least, most.value_or(0)});
   if (properties.size() * static_cast<std::size_t>(counted) > kMostPropertyStates)
     return exhausted("the schema has too many properties for its 'minProperties' or 'maxProperties'");
-  // after[c]: what follows once c members have been written (counted: that many or more).
+  // after[c]: what follows once c members have been written (counted: that many or more), with the end of the object:
+  // what a rule ends with may be as long as it likes.
+  const Expr end = object_end();
   std::vector<Expr> after;
   for (int c = 0; c <= counted; ++c) {
     const int missing = std::max(0, least - c);
     if (!other || missing > 1) {
-      after.push_back(missing > 0 ? builder_.never() : builder_.nothing());
+      after.push_back(missing > 0 ? builder_.never() : end);
       continue;
     }
     if (most && c >= *most) {
-      after.push_back(missing > 0 || c > *most ? builder_.never() : builder_.nothing());
+      after.push_back(missing > 0 || c > *most ? builder_.never() : end);
       continue;
     }
-    const Expr more = builder_.sequence({comma(), *other});
+    const Expr more = builder_.sequence({text_.comma(), *other});
     if (c > 0) {
-      after.push_back(builder_.repeat(more, missing, most ? *most - c : Builder::kUnbounded));
+      after.push_back(builder_.sequence({builder_.repeat(more, missing, most ? *most - c : Builder::kUnbounded), end}));
       continue;
     }
     const Expr some = builder_.sequence({*other, builder_.repeat(more, 0, most ? *most - 1 : Builder::kUnbounded)});
-    after.push_back(missing > 0 ? some : builder_.optional(some));
+    after.push_back(builder_.sequence({missing > 0 ? some : builder_.optional(some), end}));
   }
   for (std::size_t i = properties.size(); i-- > 0;) {
     std::vector<Expr> before;
@@ -249,7 +262,7 @@ Result<Expr> SchemaCompiler::members(const std::vector<Property>& properties, st
       Expr written = builder_.never();
       if (!full)
         written = builder_.sequence(
-            {c == 0 ? builder_.nothing() : comma(), properties[i].member, after[static_cast<std::size_t>(next)]});
+            {c == 0 ? builder_.nothing() : text_.comma(), properties[i].member, after[static_cast<std::size_t>(next)]});
       before.push_back(properties[i].required ? written
                                               : builder_.choice({written, after[static_cast<std::size_t>(c)]}));
     }
@@ -282,15 +295,18 @@ Result<Expr> SchemaCompiler::object(const FlatSchemas& flat) {
   KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> keys, named_keys(flat));
   for (const std::string& key : keys) add(key);
   std::vector<Property> properties;
+  KVASIR_ASSIGN_OR_RETURN(const Listed listed_in, listed_properties(flat));
   for (const std::string& name : names) {
-    KVASIR_ASSIGN_OR_RETURN(const Child child, property(flat, name));
+    KVASIR_ASSIGN_OR_RETURN(const Child child, property(flat, listed_in, name));
     const bool needed = required.contains(name);
     if (child.never) {
-      if (needed) return builder_.never();
+      if (needed)
+        return never(flat.schemas.front(),
+                     fmt::format("the property '{:.100}' is required and can have no value", name));
       continue;
     }
     KVASIR_ASSIGN_OR_RETURN(const Expr expr, value(child.set));
-    properties.push_back({name, builder_.sequence({text_.quoted(name), colon(), expr}), needed});
+    properties.push_back({name, builder_.sequence({text_.quoted(name), text_.colon(), expr}), needed});
   }
   KVASIR_ASSIGN_OR_RETURN(const std::optional<Expr> other, other_members(flat, names));
   const int least = count_of(flat, "minProperties", true).value_or(0);
@@ -301,7 +317,7 @@ Result<Expr> SchemaCompiler::object(const FlatSchemas& flat) {
         "repeat; list more of them or use at most {}",
         least, properties.size() + 1);
   KVASIR_ASSIGN_OR_RETURN(const Expr inner, members(properties, other, least, count_of(flat, "maxProperties", false)));
-  return builder_.sequence({builder_.literal("{"), text_.space(), inner, text_.space(), builder_.literal("}")});
+  return builder_.sequence({builder_.literal("{"), text_.space(), inner});
 }
 
 }  // namespace kvasir::grammar

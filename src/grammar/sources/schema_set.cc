@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "grammar/automata/rule_automaton.h"
 
 namespace kvasir::grammar {
 namespace {
@@ -205,6 +206,7 @@ const OrderedJson* member(const OrderedJson& schema, std::string_view name) {
 
 Status SchemaDocument::charge(std::size_t steps) {
   if (steps_left_ < steps) return exhausted("the schema takes too long to compile; make it simpler");
+  if (stop_.stop_requested()) return stopped_error();
   steps_left_ -= steps;
   return {};
 }

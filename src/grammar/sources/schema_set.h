@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -51,8 +52,9 @@ inline constexpr std::size_t kMostSchemaSteps = 400'000'000;
 class SchemaDocument {
  public:
   // Both must outlive this; `root` stays unchanged. `steps`: what charge() takes from, which several documents may
-  // share.
-  SchemaDocument(const OrderedJson& root, std::size_t& steps) : root_(root), steps_left_(steps) {}
+  // share. `stop`: as of a Builder.
+  SchemaDocument(const OrderedJson& root, std::size_t& steps, std::stop_token stop)
+      : root_(root), steps_left_(steps), stop_(std::move(stop)) {}
 
   const OrderedJson& root() const { return root_; }
 
@@ -66,6 +68,7 @@ class SchemaDocument {
  private:
   const OrderedJson& root_;
   std::size_t& steps_left_;
+  std::stop_token stop_;
   std::map<std::pair<bool, std::string>, ByteAutomaton> patterns_;
   std::unordered_map<const OrderedJson*, bool> passed_;  // by refuse_loop(); false: on the path now
 };

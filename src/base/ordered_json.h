@@ -1,0 +1,30 @@
+// Parses JSON whose keys stay in order, in time that is linear in its size: nlohmann::ordered_json::parse compares each
+// key with all before it.
+// Thread-safety: pure functions.
+#pragma once
+
+#include <cstddef>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+namespace kvasir {
+
+struct OrderedJsonLimits {
+  std::size_t levels = std::numeric_limits<std::size_t>::max();
+  std::size_t keys = std::numeric_limits<std::size_t>::max();  // of all objects together
+};
+
+struct ParsedOrderedJson {
+  enum class End { kDone, kMalformed, kTooDeep, kTooManyKeys };
+  End end = End::kDone;
+  nlohmann::ordered_json value;  // discarded unless kDone
+  std::string error;             // of kMalformed: what the parser says
+  int error_id = 0;              // of its exception
+};
+
+// Of keys that an object has twice, the last value counts, in the place of the first.
+ParsedOrderedJson parse_ordered_json(std::string_view text, const OrderedJsonLimits& limits = {});
+
+}  // namespace kvasir
