@@ -29,8 +29,7 @@ DONE = {
 DONE_COMPLETION = {**DONE, "logprobs": 1, "parse_special": False, "add_special_tokens": True}
 DONE_CHAT = {**DONE, "max_completion_tokens": 2, "logprobs": True, "top_logprobs": 0, "add_generation_prompt": False,
              "chat_template_kwargs": {"a": 1}, "add_special_tokens": False, "continue_final_message": True,
-             "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none", "parallel_tool_calls": True,
-             "reasoning_effort": "low"}
+             "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none", "parallel_tool_calls": True}
 
 # Refused by name: the answer would be another one than was asked for.
 REFUSED = {
@@ -65,7 +64,8 @@ NAMED = {
 }
 NAMED_COMPLETION = {**NAMED, "chat_template_kwargs": {"a": 1}, "top_logprobs": 2, "parallel_tool_calls": True, "reasoning_effort": "low",
                     "thinking_token_budget": 5}
-NAMED_CHAT = {**NAMED, "prompt": "x", "parse_special": True}
+# An effort is one of thoughts, which the template of the model does not write.
+NAMED_CHAT = {**NAMED, "prompt": "x", "parse_special": True, "reasoning_effort": "low"}
 
 # All that openai 2.8.1 can send.
 OPENAI_CHAT = """messages model audio frequency_penalty function_call functions logit_bias logprobs max_completion_tokens max_tokens metadata

@@ -331,6 +331,7 @@ Result<ApiRequest> read_request(const Fields& body, bool chat, const SamplingOpt
   // best_of chooses by the mean log-probability; token ids are reported with it.
   if (request.options.samples > request.n || request.return_token_ids)
     generate.logprobs = std::max(generate.logprobs, 0);
+  KVASIR_RETURN_IF_ERROR(refuse_other_constraints(body, "use 'response_format' or 'structured_outputs'"));
   request.ignored = body.unknown();
   return request;
 }

@@ -42,6 +42,7 @@ struct ApiRequest {
   const char* grammar_field = "response_format";  // which asked for it; a string literal
   // Where the body has the schema of `grammar`, whose keys are in order there; empty: `grammar` is as it should be.
   std::vector<std::string> grammar_path;
+  std::vector<std::string> thinking_fields;  // that ask for thoughts: without effect where the template writes none
   const char* budget_field = "thinking_token_budget";  // which gave options.generate.thought_budget; a literal
   std::vector<std::string> tools_path;                 // as grammar_path, of the tools
   const char* tools_schema = nullptr;                  // of tools in the form that chat_tools() reads; a string literal

@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "server/dialects/anthropic.h"
 #include "server/dialects/fields.h"
+#include "server/fields/grammar_fields.h"
 #include "server/fields/json_fields.h"
 #include "server/fields/sampling_fields.h"
 #include "server/fields/tool_fields.h"
@@ -44,10 +45,12 @@ class AnthropicReader {
     KVASIR_RETURN_IF_ERROR(read_thinking_object(body_, request_));
     settle_thinking(request_.options);
     KVASIR_RETURN_IF_ERROR(read_output());
+    KVASIR_RETURN_IF_ERROR(read_grammar_fields(body_, request_));
     KVASIR_RETURN_IF_ERROR(read_tools());
     KVASIR_RETURN_IF_ERROR(read_system());
     KVASIR_RETURN_IF_ERROR(read_turns());
     if (!context_.http.field("anthropic-beta").empty()) request_.ignored.emplace_back("anthropic-beta");
+    KVASIR_RETURN_IF_ERROR(refuse_other_constraints(body_, "use 'output_config.format' or 'structured_outputs'"));
     for (std::string& name : body_.unknown()) request_.ignored.push_back(std::move(name));
     return std::move(request_);
   }

@@ -12,6 +12,7 @@
 #include "server/dialects/fields.h"
 #include "server/dialects/infill.h"
 #include "server/dialects/llama_options.h"
+#include "server/fields/grammar_fields.h"
 #include "server/fields/json_fields.h"
 
 namespace kvasir::server {
@@ -36,7 +37,7 @@ class LlamaReader {
     KVASIR_RETURN_IF_ERROR(read_field(body_, "ignore_eos", request.options.generate.ignore_eos));
     KVASIR_RETURN_IF_ERROR(read_limits());
     KVASIR_RETURN_IF_ERROR(read_biases());
-    KVASIR_RETURN_IF_ERROR(read_grammar());
+    KVASIR_RETURN_IF_ERROR(read_grammar_fields(body_, request, EmptyGrammar::kNone));
     KVASIR_RETURN_IF_ERROR(read_cache());
     request.options.parse_special = true;
     KVASIR_RETURN_IF_ERROR(infill ? read_infill() : read_prompts());
@@ -45,6 +46,8 @@ class LlamaReader {
       return invalid_argument("{} prompts of {} texts each are {}; at most {} go together", request.prompts.size(),
                               request.n, all, kMostSamples)
           .about({"prompt"});
+    KVASIR_RETURN_IF_ERROR(
+        refuse_other_constraints(body_, "use 'grammar' or 'json_schema'; tools are for /v1/chat/completions"));
     request.ignored = body_.unknown();
     read_.shown.generate = request.options.generate;
     read_.shown.n = request.n;
@@ -111,24 +114,6 @@ class LlamaReader {
       const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), token);
       if (error != std::errc() || end != name.data() + name.size() || !add(token, bias))
         return wrong_field("logit_bias", kNeeds);
-    }
-    return {};
-  }
-
-  Status read_grammar() {
-    std::string grammar;
-    KVASIR_RETURN_IF_ERROR(read_field(body_, "grammar", grammar));
-    const Json* schema = find_field(body_, "json_schema");
-    if (schema != nullptr && !grammar.empty())
-      return invalid_argument("'grammar' and 'json_schema' are both given; omit one of them").about({"grammar"});
-    if (schema != nullptr) {
-      if (!schema->is_object()) return wrong_field("json_schema", "an object");
-      read_.request.grammar = schema_grammar(*schema);
-      read_.request.grammar_path = {"json_schema"};
-      read_.request.grammar_field = "json_schema";
-    } else if (!grammar.empty()) {
-      read_.request.grammar = GrammarSource{GrammarSource::Kind::kGbnf, std::move(grammar), {}};
-      read_.request.grammar_field = "grammar";
     }
     return {};
   }

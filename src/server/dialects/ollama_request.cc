@@ -10,7 +10,9 @@
 #include "server/dialects/infill.h"
 #include "server/dialects/llama_options.h"
 #include "server/dialects/ollama.h"
+#include "server/fields/grammar_fields.h"
 #include "server/fields/json_fields.h"
+#include "server/fields/tool_fields.h"
 
 namespace kvasir::server {
 namespace {
@@ -31,10 +33,12 @@ class OllamaReader {
     KVASIR_RETURN_IF_ERROR(refuse_fields(body_, {"logprobs", "top_logprobs", "truncate", "shift"}));
     KVASIR_RETURN_IF_ERROR(read_options());
     KVASIR_RETURN_IF_ERROR(read_format());
+    KVASIR_RETURN_IF_ERROR(read_grammar_fields(body_, request_));
     KVASIR_RETURN_IF_ERROR(read_think());
     KVASIR_RETURN_IF_ERROR(read_kv(body_, request_.options));
     KVASIR_RETURN_IF_ERROR(request_.chat ? read_chat() : read_generate());
     KVASIR_RETURN_IF_ERROR(check_keep_alive(body_));
+    KVASIR_RETURN_IF_ERROR(refuse_other_constraints(body_, "use 'format' or 'grammar'; tools are for /api/chat"));
     request_.ignored = body_.unknown();
     return std::move(request_);
   }
@@ -62,6 +66,7 @@ class OllamaReader {
     KVASIR_RETURN_IF_ERROR(read_whole(fields, "num_keep", -1, kMost, keep));
     if (keep < 0) return not_done("num_keep", "can be 0 or more here");
     request_.options.protect = keep;
+    KVASIR_RETURN_IF_ERROR(refuse_other_constraints(fields, "use 'format' or 'grammar' beside 'options'"));
     // What a machine runs a model with was settled when this server started: num_gpu and the like are not read.
     body_.add_nested("options", fields);
     return {};
@@ -88,17 +93,14 @@ class OllamaReader {
     const bool level = *think == "low" || *think == "medium" || *think == "high";
     if (!think->is_boolean() && !level) return wrong_field("think", "true, false, \"low\", \"medium\" or \"high\"");
     request_.options.thinking = level || *think == true ? Thinking::kOn : Thinking::kOff;
+    if (request_.options.thinking == Thinking::kOn) request_.thinking_fields.emplace_back("think");
     if (level) set_template_argument(request_.options, "reasoning_effort", *think);
     return {};
   }
 
   Status read_chat() {
-    const Json* tools = find_field(body_, "tools");
-    if (tools != nullptr && !tools->is_array()) return wrong_field("tools", "a list");
-    if (tools != nullptr && !tools->empty()) {
-      request_.options.tools = text_of(*tools);
-      request_.tools_path = {"tools"};
-    }
+    KVASIR_RETURN_IF_ERROR(read_tools(body_, request_.options));
+    if (!request_.options.tools.empty()) request_.tools_path = {"tools"};
     const Json* list = find_field(body_, "messages");
     if (list == nullptr) return {};
     if (!list->is_array() || list->size() > 10'000) return wrong_field("messages", "a list of at most 10000 messages");

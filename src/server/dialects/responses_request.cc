@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "server/dialects/fields.h"
+#include "server/fields/grammar_fields.h"
 #include "server/fields/json_fields.h"
 #include "server/fields/sampling_fields.h"
 #include "server/fields/tool_fields.h"
@@ -47,6 +48,7 @@ class ResponsesReader {
     KVASIR_RETURN_IF_ERROR(read_names());
     KVASIR_RETURN_IF_ERROR(read_kv(body_, request.options));
     KVASIR_RETURN_IF_ERROR(read_text_format());
+    KVASIR_RETURN_IF_ERROR(read_grammar_fields(body_, request));
     KVASIR_RETURN_IF_ERROR(read_reasoning());
     KVASIR_RETURN_IF_ERROR(read_functions());
     KVASIR_RETURN_IF_ERROR(read_previous());
@@ -152,8 +154,8 @@ class ResponsesReader {
     KVASIR_RETURN_IF_ERROR(read_text(fields, "effort", 16, effort));
     body_.add_nested("reasoning", fields);
     if (!effort.empty()) {
-      read_.request.options.thinking = effort != "none" ? Thinking::kOn : Thinking::kOff;
-      if (effort != "none") set_template_argument(read_.request.options, "reasoning_effort", effort);
+      read_.request.options.thinking = Thinking::kOn;
+      KVASIR_RETURN_IF_ERROR(set_effort(effort, "reasoning.effort", read_.request));
       read_.repeated["reasoning"] = {{"effort", effort}, {"summary", nullptr}};
     }
     settle_thinking(read_.request.options);
@@ -330,6 +332,7 @@ class ResponsesReader {
     options.messages.insert(options.messages.end(), read_.conversation.begin(), read_.conversation.end());
     options.prompt_end = PromptEnd::kOpen;
     if (!read_.store) read_.conversation.clear();
+    KVASIR_RETURN_IF_ERROR(refuse_other_constraints(body_, "use 'text.format' or 'structured_outputs'"));
     read_.request.ignored = body_.unknown();
     read_.repeated["instructions"] = instructions.empty() ? Json() : Json(std::move(instructions));
     return std::move(read_);

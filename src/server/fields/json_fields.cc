@@ -35,6 +35,10 @@ const Json* Fields::find(const char* field) const {
   return found == object_->end() || found->is_null() ? nullptr : &*found;
 }
 
+bool Fields::knows(std::string_view field) const {
+  return std::ranges::count(known_, field) > 0;
+}
+
 void Fields::add_nested(const char* field, const Fields& nested) const {
   for (const std::string& name : nested.unknown()) {
     const std::string path = std::string(field) + "." + name;
@@ -45,7 +49,7 @@ void Fields::add_nested(const char* field, const Fields& nested) const {
 std::vector<std::string> Fields::unknown() const {
   std::vector<std::string> names;
   for (auto field = object_->begin(); field != object_->end() && names.size() < kMostUnknown; ++field)
-    if (!field->is_null() && std::ranges::count(known_, field.key()) == 0) names.push_back(field.key());
+    if (!field->is_null() && !knows(field.key())) names.push_back(field.key());
   for (const std::string& name : nested_)
     if (names.size() < kMostUnknown) names.push_back(name);
   return names;

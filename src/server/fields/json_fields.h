@@ -24,6 +24,8 @@ class Fields {
 
   // Returns the field's value; null if it is absent or null. The field is known from now on, present or not.
   const nlohmann::json* find(const char* field) const;
+  // Whether a reader has looked for the field.
+  bool knows(std::string_view field) const;
   // Records the unknown fields of an object that is the value of `field`, or in its list, as "field.name", each once.
   void add_nested(const char* field, const Fields& nested) const;
   // Returns the names of the fields that no reader has looked for and that are not null, and those of nested objects;

@@ -2,11 +2,14 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "base/ordered_json.h"
 #include "base/status.h"
 #include "server/fields/json_fields.h"
 
@@ -114,6 +117,20 @@ void settle_thinking(RequestOptions& options) {
   options.generate.thought_budget = -1;
 }
 
+Status set_effort(const std::string& effort, const char* field, ApiRequest& request) {
+  static constexpr auto kEfforts =
+      std::to_array<std::string_view>({"none", "minimal", "low", "medium", "high", "xhigh", "max"});
+  if (std::ranges::find(kEfforts, effort) == kEfforts.end())
+    return wrong_field(field, R"("none", "minimal", "low", "medium", "high", "xhigh" or "max")");
+  if (effort == "none") {
+    request.options.thinking = Thinking::kOff;
+    return {};
+  }
+  request.options.template_arguments.emplace_back("reasoning_effort", Json(effort).dump());
+  request.thinking_fields.emplace_back(field);
+  return {};
+}
+
 Status read_thinking_object(const Fields& body, ApiRequest& request) {
   const Json* thinking = find_field(body, "thinking");
   if (thinking == nullptr) return {};
@@ -124,6 +141,7 @@ Status read_thinking_object(const Fields& body, ApiRequest& request) {
   if (!read_field(fields, "type", type).ok() || (type != "enabled" && type != "adaptive" && type != "disabled"))
     return wrong_field("thinking", kNeeds);
   request.options.thinking = type != "disabled" ? Thinking::kOn : Thinking::kOff;
+  if (type != "disabled") request.thinking_fields.emplace_back("thinking");
   if (type == "enabled")
     KVASIR_RETURN_IF_ERROR(read_thought_budget(fields, "budget_tokens", "thinking.budget_tokens", request));
   body.add_nested("thinking", fields);
@@ -141,20 +159,18 @@ Status read_thinking(const Fields& body, ApiRequest& request) {
         read_thought_budget(*arguments, "thinking_budget", "chat_template_kwargs.thinking_budget", request));
   }
   std::string effort;
-  KVASIR_RETURN_IF_ERROR(read_text(body, "reasoning_effort", 64, effort));
+  const char* effort_field = "reasoning_effort";
+  KVASIR_RETURN_IF_ERROR(read_text(body, effort_field, 64, effort));
   if (const Json* reasoning = find_field(body, "reasoning"); reasoning != nullptr) {
     if (!reasoning->is_object()) return wrong_field("reasoning", "an object with 'effort' or 'max_tokens'");
     const Fields fields(*reasoning);
     if (!read_text(fields, "effort", 64, effort).ok())
       return wrong_field("reasoning.effort", "a string of at most 64 bytes");
+    if (find_field(fields, "effort") != nullptr) effort_field = "reasoning.effort";
     KVASIR_RETURN_IF_ERROR(read_thought_budget(fields, "max_tokens", "reasoning.max_tokens", request));
     body.add_nested("reasoning", fields);
   }
-  if (effort == "none") {
-    options.thinking = Thinking::kOff;
-  } else if (!effort.empty()) {
-    options.template_arguments.emplace_back("reasoning_effort", Json(effort).dump());
-  }
+  if (!effort.empty()) KVASIR_RETURN_IF_ERROR(set_effort(effort, effort_field, request));
   KVASIR_RETURN_IF_ERROR(read_thinking_object(body, request));
   for (const char* field :
        {"reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"})
@@ -171,7 +187,7 @@ Status read_thinking(const Fields& body, ApiRequest& request) {
 
 std::string chat_tools(std::string_view tools, const char* schema) {
   using Ordered = nlohmann::ordered_json;
-  const Ordered given = Ordered::parse(tools, nullptr, false);
+  const Ordered given = parse_ordered_json(tools).value;
   Ordered list = Ordered::array();
   for (const Ordered& tool : given) {
     if (!tool.is_object()) continue;

@@ -29,6 +29,10 @@ Status read_thought_budget(const Fields& object, const char* field, const char* 
 // Switches thoughts off where the least budget is 0, whatever else was asked for. Call it when all fields were read.
 void settle_thinking(RequestOptions& options);
 
+// Sets how much the model thinks. `field`: that gave the effort. Errors: kInvalidArgument for an effort that no API
+// has.
+Status set_effort(const std::string& effort, const char* field, ApiRequest& request);
+
 // Reads Anthropic's "thinking". Errors: kInvalidArgument.
 Status read_thinking_object(const Fields& body, ApiRequest& request);
 
