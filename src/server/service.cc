@@ -33,7 +33,7 @@ Json model_object(const ModelDesk::Info& model, std::int64_t since) {
 
 }  // namespace
 
-Service::Service(ModelDesk& models, TextThread& texts, ServiceOptions options)
+Service::Service(ModelDesk& models, TextThread& texts, TextThread& grammars, ServiceOptions options)
     : models_(models),
       options_(std::move(options)),
       started_(std::time(nullptr)),
@@ -41,7 +41,7 @@ Service::Service(ModelDesk& models, TextThread& texts, ServiceOptions options)
                     ? nullptr
                     : std::make_unique<SessionDesk>(models.look()->steps,
                                                     SessionStore(options_.sessions, options_.session_limits))),
-      completions_({models, texts, traffic_, sessions_.get(), options_.queue_timeout}, session_text_),
+      completions_({models, texts, grammars, traffic_, sessions_.get(), options_.queue_timeout}, session_text_),
       dialects_(completions_, options_.responses),
       info_routes_(models, texts, {started_, options_.version}),
       text_routes_(models, texts),

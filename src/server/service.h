@@ -38,7 +38,7 @@ struct ServiceOptions {
 class Service {
  public:
   // Both must outlive this. With sessions, REQUIRES: the default model is loaded and pinned.
-  Service(ModelDesk& models, TextThread& texts, ServiceOptions options);
+  Service(ModelDesk& models, TextThread& texts, TextThread& grammars, ServiceOptions options);
 
   // Answers a request, now or later.
   void handle(HttpRequest request, std::shared_ptr<HttpAnswer> answer) {

@@ -216,7 +216,8 @@ Status serve(const ServeOptions& options) {
   for (std::size_t i = 0; i < engines.size(); ++i)
     if (engines[i] != nullptr) KVASIR_RETURN_IF_ERROR(desk->install(i, std::move(engines[i])));
   server::TextThread texts({post, options.queue});
-  service.emplace(*desk, texts,
+  server::TextThread grammars({.post = post, .jobs = options.queue, .threads = 2});
+  service.emplace(*desk, texts, grammars,
                   server::ServiceOptions{options.origins,
                                          gate,
                                          options.sessions,
@@ -283,7 +284,7 @@ Status serve(const ServeOptions& options) {
   log->write(server::LogLevel::kInfo, "ended");
   // The other threads end first, because they post to this one. Then posted functions are dropped while the objects
   // that they refer to still exist.
-  texts.stop();
+  for (server::TextThread* each : {&texts, &grammars}) each->stop();
   service->stop();
   desk->stop();
   tenancy->leave();

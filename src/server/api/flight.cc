@@ -65,8 +65,12 @@ void Flight::got_model(Result<ModelLease> lease) {
   model_ = std::move(*lease);
   head_.model = model_->defaults.name;
   record_.set_model(head_.model);
+  prepare_on(deck_.texts);
+}
+
+void Flight::prepare_on(TextThread& thread) {
   preparing_ = true;
-  const Status queued = deck_.texts.run(
+  const Status queued = thread.run(
       body_.size(), [self = shared_from_this()] { self->prepare(); }, [self = shared_from_this()] { self->prepared(); },
       exchange_.caller.tenant);
   if (queued.ok()) return;
@@ -86,11 +90,18 @@ void Flight::go_on() {
 }
 
 void Flight::prepare() {
-  if (cancelled_) return;
+  if (cancelled_.stop_requested()) return;
+  const Preparation common{&dialect_, &exchange_, session_route_};
   try {
-    Result<ReadyRequest> ready = server::prepare(body_, {&dialect_, &exchange_, session_route_}, *model_);
-    preparation_ = ready.status();
-    if (ready.ok()) ready_ = std::move(*ready);
+    if (!std::exchange(awaits_grammar_, false)) {
+      Result<ReadyRequest> ready = server::begin_request(body_, common, *model_);
+      preparation_ = ready.status();
+      if (ready.ok()) ready_ = std::move(*ready);
+      if (!preparation_.ok() || !ready_.at_once.empty()) return body_.clear();
+      awaits_grammar_ = needs_grammar(ready_);
+      if (awaits_grammar_) return;
+    }
+    preparation_ = finish_request(ready_, common, *model_, cancelled_.get_token());
   } catch (const std::bad_alloc&) {
     no_memory_ = true;
   }
@@ -100,6 +111,7 @@ void Flight::prepare() {
 void Flight::prepared() {
   preparing_ = false;
   if (over_) return release_all();
+  if (awaits_grammar_) return prepare_on(deck_.grammars);
   if (no_memory_)
     return refuse(503, exhausted("the server has no memory left for the body; try again later"), "no_memory",
                   "no_memory");
@@ -280,7 +292,7 @@ void Flight::write_pieces(const Choice& choice, std::span<const AnswerPiece> pie
 
 void Flight::ended() {
   if (session_.opened().session == nullptr) return answer();
-  session_.save([self = shared_from_this()] { return !self->cancelled_; },
+  session_.save([self = shared_from_this()] { return !self->cancelled_.stop_requested(); },
                 [self = shared_from_this()](const Status& status) { self->saved(status); });
 }
 
@@ -359,7 +371,8 @@ void Flight::end_without_memory() {
   try {
     fail(503, exhausted("the server has no memory left for the answer; try again later"), "no_memory");
   } catch (const std::bad_alloc&) {
-    over_ = cancelled_ = true;
+    over_ = true;
+    cancelled_.request_stop();
     release_all();
     exchange_.answer.reset();
   }
@@ -380,19 +393,20 @@ void Flight::refuse(const ErrorText& error, std::string_view reason) {
 // Called when the client has gone.
 void Flight::leave() {
   if (std::exchange(over_, true)) return;
-  cancelled_ = true;
+  cancelled_.request_stop();
   if (!samples_.parts().empty()) report_finished("abandoned", 499);
   release_all();
 }
 
 // Gives back everything that the flight holds. A session that is being opened or written is given back after that.
 void Flight::release_all() {
-  over_ = cancelled_ = true;
+  over_ = true;
+  cancelled_.request_stop();
   deck_.models.forget(std::exchange(waits_, 0));
   if (model_ && samples_.left() > 0)
     for (const Samples::Part& part : samples_.parts())
       if (part.ticket != Ticket{}) model_->steps.cancel(part.ticket);
-  ready_.request.options.session.reset();
+  if (!preparing_) ready_.request.options.session.reset();
   session_.release();
   exchange_.answer.reset();
   exchange_.caller.hold.reset();

@@ -2,15 +2,16 @@
 //
 // First the flight waits for the model that the body names (server/models/model_desk.h), and keeps it until the answer
 // ends. A model is loaded only for a body that is a JSON object. The body is prepared on the text thread
-// (server/api/prepare.h), as its dialect reads it. Each prompt then becomes a request of the engine; the samples are
-// the answer's choices. A completion of a session first opens the session, and writes it back before the answer ends.
-// Thread-safety: the I/O thread's alone, except prepare().
+// (server/api/prepare.h), as its dialect reads it; if it asks for a grammar, that is compiled on a thread for grammars.
+// Each prompt then becomes a request of the engine; the samples are the answer's choices. A completion of a session
+// first opens the session, and writes it back before the answer ends. Thread-safety: the I/O thread's alone, except
+// prepare().
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <memory>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,6 +33,7 @@ namespace kvasir::server {
 struct FlightDeck {
   ModelDesk& models;
   TextThread& texts;
+  TextThread& grammars;  // for requests whose grammar has to be compiled
   Traffic& traffic;
   SessionDesk* sessions;  // of the default model, which is loaded then; null: the server has no sessions
   // How long a request may wait for its first pass before it is refused with 503; 0: for ever. ModelDesk has the same
@@ -60,7 +62,8 @@ class Flight : public std::enable_shared_from_this<Flight> {
  private:
   void ask(const std::string& name);
   void got_model(Result<ModelLease> lease);
-  void prepare();   // on the text thread: reads body_ and writes ready_
+  void prepare_on(TextThread& thread);
+  void prepare();   // on that thread: reads body_ and writes ready_
   void prepared();  // on the I/O thread, which owns ready_ from here on
   void opened(const Status& status);
   void submit();
@@ -95,9 +98,10 @@ class Flight : public std::enable_shared_from_this<Flight> {
   std::string session_route_;
   ModelDesk::WaitId waits_ = 0;  // for the model
   ModelLease model_;             // from then on, until the flight is over
-  bool preparing_ = false;       // the text thread uses the model
+  bool preparing_ = false;       // another thread uses the model
   std::string body_;
-  bool no_memory_ = false;  // no memory for a copy of the body
+  bool awaits_grammar_ = false;  // ready_ is read; the rest is for a thread for grammars
+  bool no_memory_ = false;       // no memory for a copy of the body
   Status preparation_;
   ReadyRequest ready_;
   Samples samples_{ready_};
@@ -105,9 +109,9 @@ class Flight : public std::enable_shared_from_this<Flight> {
   std::size_t next_part_ = 0;  // the first that is not submitted
   SessionHold session_;
   FlightRecord record_;
-  bool streams_ = false;                 // the stream has begun
-  bool over_ = false;                    // nothing more is sent or reported
-  std::atomic<bool> cancelled_ = false;  // over_, for the text thread
+  bool streams_ = false;        // the stream has begun
+  bool over_ = false;           // nothing more is sent or reported
+  std::stop_source cancelled_;  // asked to stop once over_, for the other threads
 };
 
 }  // namespace kvasir::server

@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "retention/policy_spec.h"
+#include "server/fields/grammar_fields.h"
 
 namespace kvasir::server {
 namespace {
@@ -197,10 +198,15 @@ Status about_field(const ApiRequest& request, const Status& status) {
   return in_body(status);
 }
 
+bool demands_call(const RequestOptions& options) {
+  return options.tool_choice == ToolChoice::kRequired || options.tool_choice == ToolChoice::kNamed;
+}
+
 // The grammar of a session's answer, whose prompt only the session can write.
 Status compile_for_session(const ModelText& text, ApiRequest& request) {
   if (!request.options.grammar) return {};
-  Result<std::shared_ptr<const Grammar>> grammar = text.compile(*request.options.grammar);
+  Result<std::shared_ptr<const Grammar>> grammar =
+      text.compile(*request.options.grammar, request.options.stop_compiling);
   if (!grammar.ok()) return about_field(request, Status(grammar.status()).about({"grammar"}));
   request.options.generate.grammar = std::move(*grammar);
   return {};
@@ -292,37 +298,45 @@ Result<PromptTokens> encode_request_text(const ModelText& text, const RequestOpt
   return prompt.ok() ? std::move(prompt) : in_body(prompt.status());
 }
 
-Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, const Served& model) {
+Result<ReadyRequest> begin_request(std::string_view body, const Preparation& common, const Served& model) {
   const StepThread& steps = model.steps;
   ReadyRequest ready;
-  {
-    KVASIR_ASSIGN_OR_RETURN(nlohmann::json json, parse_body(body.empty() && !common.session.empty() ? "{}" : body));
-    if (!common.session.empty()) {
-      ready.restores_only = !json.contains("prompt") && !json.contains("messages");
-      KVASIR_RETURN_IF_ERROR(check_session_route(json));
-      if (ready.restores_only) KVASIR_RETURN_IF_ERROR(check_restore(json));
-      if (const auto named = json.find("session"); named != json.end() && !named->is_null() && *named != common.session)
-        return invalid_argument("the path names the session '{}', and 'session' another; omit 'session'",
-                                common.session)
-            .about({"session"});
-      for (const char* field : {"stream", "echo", "logprobs", "top_logprobs", "max_completion_tokens"})
-        json.erase(field);
-      json["session"] = common.session;
-      json["max_tokens"] = 0;
-      if (ready.restores_only) json["prompt"] = "-";  // which is not read
-    }
-    const ReadContext context{common.exchange->request, common.exchange->caller, steps.text(), steps.model(),
-                              model.defaults.sampling};
-    KVASIR_ASSIGN_OR_RETURN(ReadBody read, common.dialect->read(json, context));
-    ready.request = std::move(read.request);
-    ready.writer = std::move(read.writer);
-    ready.at_once = std::move(read.at_once);
-    if (!ready.at_once.empty()) return ready;
-    if (!ready.request.session.empty()) KVASIR_RETURN_IF_ERROR(check_no_prefix(json, ready.request.hints));
+  KVASIR_ASSIGN_OR_RETURN(nlohmann::json json, parse_body(body.empty() && !common.session.empty() ? "{}" : body));
+  if (!common.session.empty()) {
+    ready.restores_only = !json.contains("prompt") && !json.contains("messages");
+    KVASIR_RETURN_IF_ERROR(check_session_route(json));
+    if (ready.restores_only) KVASIR_RETURN_IF_ERROR(check_restore(json));
+    if (const auto named = json.find("session"); named != json.end() && !named->is_null() && *named != common.session)
+      return invalid_argument("the path names the session '{}', and 'session' another; omit 'session'", common.session)
+          .about({"session"});
+    for (const char* field : {"stream", "echo", "logprobs", "top_logprobs", "max_completion_tokens"}) json.erase(field);
+    json["session"] = common.session;
+    json["max_tokens"] = 0;
+    if (ready.restores_only) json["prompt"] = "-";  // which is not read
   }
-  RequestOptions& options = ready.request.options;
+  const ReadContext context{common.exchange->request, common.exchange->caller, steps.text(), steps.model(),
+                            model.defaults.sampling};
+  KVASIR_ASSIGN_OR_RETURN(ReadBody read, common.dialect->read(json, context));
+  ready.request = std::move(read.request);
+  ready.writer = std::move(read.writer);
+  ready.at_once = std::move(read.at_once);
+  if (!ready.at_once.empty()) return ready;
+  if (!ready.request.session.empty()) KVASIR_RETURN_IF_ERROR(check_no_prefix(json, ready.request.hints));
+  KVASIR_RETURN_IF_ERROR(check_grammar_with_tools(ready.request));
   restore_order(body, ready.request);
-  options.grammar = std::move(ready.request.grammar);
+  ready.request.options.grammar = std::move(ready.request.grammar);
+  return ready;
+}
+
+bool needs_grammar(const ReadyRequest& ready) {
+  const RequestOptions& options = ready.request.options;
+  return options.grammar || demands_call(options) || options.tools.find("\"strict\"") != std::string::npos;
+}
+
+Status finish_request(ReadyRequest& ready, const Preparation& common, const Served& model, std::stop_token stop) {
+  const StepThread& steps = model.steps;
+  RequestOptions& options = ready.request.options;
+  options.stop_compiling = std::move(stop);
   if (!ready.request.session.empty()) {
     KVASIR_RETURN_IF_ERROR(check_session_text(ready.request));
     KVASIR_RETURN_IF_ERROR(compile_for_session(steps.text(), ready.request));
@@ -331,7 +345,7 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
     if (!options.messages.empty()) {
       KVASIR_ASSIGN_OR_RETURN(options.protect, steps.text().system_tokens(options.messages));
     }
-    return ready;
+    return {};
   }
   if (!ready.request.chat && options.thoughts == "drop")
     return invalid_argument("'kv.thoughts' is for chats, whose template marks thoughts; omit it")
@@ -341,12 +355,19 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
   if (!policy.ok()) return in_body(policy.status());
   options.policy = std::move(*policy);
   options.policy = with_demotion(options.policy, std::exchange(options.demote, {}));
+  // An answer that must be calls has no text in which a stop may occur, and one within a call would break it.
+  if (demands_call(options)) {
+    options.generate.stop.clear();
+    options.generate.stop_tokens.clear();
+  }
   if (ready.request.chat) {
     KVASIR_ASSIGN_OR_RETURN(ready.prompts.emplace_back(), ready_prompt(steps, ready.request, options));
     options.protect = std::max(options.protect, ready.prompts.back().prompt.system_tokens);
     options.generate.show_special = ready.prompts.back().prompt.answer != nullptr;
     options.generate.grammar = ready.prompts.back().prompt.grammar;
     options.generate.thoughts = ready.prompts.back().prompt.thoughts;
+    if (options.generate.thoughts == nullptr)
+      for (std::string& field : ready.request.thinking_fields) ready.request.ignored.push_back(std::move(field));
     options.messages.clear();
     options.template_arguments.clear();
     options.tools.clear();
@@ -357,6 +378,7 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
     one.tokens = std::move(prompt.tokens);
     one.parse_special = options.parse_special;
     one.grammar = options.grammar;
+    one.stop_compiling = options.stop_compiling;
     KVASIR_ASSIGN_OR_RETURN(ready.prompts.emplace_back(), ready_prompt(steps, ready.request, std::move(one)));
   }
   if (!ready.request.prompts.empty()) options.generate.grammar = ready.prompts.back().prompt.grammar;
@@ -366,8 +388,7 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
     KVASIR_RETURN_IF_ERROR(check_all_fit(steps, options, common.exchange->caller.tenant_number, ready.prompts));
   if (options.generate.max_tokens < 0)
     for (ReadyPrompt& prompt : ready.prompts) KVASIR_RETURN_IF_ERROR(limit(steps, options, prompt));
-  KVASIR_RETURN_IF_ERROR(check_reports(ready));
-  return ready;
+  return check_reports(ready);
 }
 
 }  // namespace kvasir::server

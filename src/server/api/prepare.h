@@ -1,9 +1,11 @@
-// Turns a body into a request that is ready for the engine: checked, rendered, tokenized. Runs on the text thread.
+// Turns a body into a request that is ready for the engine: checked, rendered, tokenized. Runs on the text thread; what
+// compiles a grammar, on one of the threads for that.
 // Thread-safety: pure functions, for any thread.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -40,8 +42,16 @@ struct Preparation {
   std::string session;
 };
 
-// Errors: as Dialect::read, ModelText::encode_prompt and ModelText::compile.
-Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, const Served& model);
+// Reads a body. The request is ready once finish_request() has returned, unless ReadyRequest::at_once is set. Errors:
+// as Dialect::read.
+Result<ReadyRequest> begin_request(std::string_view body, const Preparation& common, const Served& model);
+
+// Whether finish_request() may compile a grammar, which takes up to seconds.
+bool needs_grammar(const ReadyRequest& ready);
+
+// Renders, tokenizes and compiles what was read. `stop`: asks to stop compiling. Errors: as ModelText::encode_prompt
+// and ModelText::compile.
+Status finish_request(ReadyRequest& ready, const Preparation& common, const Served& model, std::stop_token stop);
 
 // Returns the tokens of a request's messages or prompt. Errors: as ModelText::encode_prompt, about fields of the body.
 Result<PromptTokens> encode_request_text(const ModelText& text, const RequestOptions& options);

@@ -15,7 +15,7 @@ constexpr std::uint64_t kJobBytes = 4096;  // cost of a job besides its text
 }  // namespace
 
 TextThread::TextThread(Options options) : options_(std::move(options)) {
-  thread_ = std::thread([this] { serve(); });
+  for (std::size_t i = 0; i < options_.threads; ++i) threads_.emplace_back([this] { serve(); });
 }
 
 TextThread::~TextThread() {
@@ -28,7 +28,8 @@ void TextThread::stop() {
     stopping_ = true;
   }
   wake_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  for (std::thread& thread : threads_)
+    if (thread.joinable()) thread.join();
 }
 
 Status TextThread::run(std::size_t bytes, std::function<void()> work, std::function<void()> done,
