@@ -66,6 +66,7 @@ struct Answer {
   std::string reasoning;
   std::string content;
   std::vector<ToolCall> calls;
+  bool broken = false;  // the answer has ended within the last call: its arguments are only the start of an object
 
   // Appends pieces in their order.
   void add(const AnswerPiece& piece);

@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "base/ordered_json.h"
 #include "base/status.h"
 #include "dialogue/answer_parser.h"
 #include "dialogue/channel_parser.h"
@@ -53,8 +54,8 @@ void Answer::add(const AnswerPiece& piece) {
     case AnswerPiece::Kind::kReasoning: reasoning += piece.text; break;
     case AnswerPiece::Kind::kCallBegins: calls.push_back({piece.id, piece.name, ""}); break;
     case AnswerPiece::Kind::kArguments: calls.back().arguments += piece.text; break;
-    case AnswerPiece::Kind::kCallEnds:
-    case AnswerPiece::Kind::kCallBreaks: break;
+    case AnswerPiece::Kind::kCallEnds: break;
+    case AnswerPiece::Kind::kCallBreaks: broken = true; break;
     case AnswerPiece::Kind::kCallFails:
       calls.pop_back();
       content += piece.text;
@@ -63,7 +64,7 @@ void Answer::add(const AnswerPiece& piece) {
 }
 
 Result<std::vector<Tool>> read_tools(std::string_view json) {
-  const auto list = nlohmann::ordered_json::parse(json, nullptr, false);
+  const nlohmann::ordered_json list = parse_ordered_json(json).value;
   if (!list.is_array() || list.size() > kMostTools)
     return invalid_argument("'tools' must be a list of at most {} tools", kMostTools).about({"tools"});
   std::vector<Tool> tools;

@@ -49,7 +49,7 @@ class FormatParser final : public AnswerParser {
     }
     if (state_ == State::kThoughts) {
       if (!trimmed(buffer_).empty()) events_.text(Kind::kReasoning, space_ + std::string(trimmed_right(buffer_)));
-    } else if (events_.calls() == 0 || !trimmed(buffer_).empty()) {
+    } else if (events_.calls() == 0) {
       events_.text(Kind::kContent, space_ + buffer_);
     }
     buffer_.clear();
@@ -165,7 +165,7 @@ class FormatParser final : public AnswerParser {
       say(take(at));
       return begin_call(found->mark);
     }
-    say(take(buffer_.size() - (ending_ ? 0 : partial)));
+    say(take(buffer_.size() - (ending_ && (said_ || events_.calls() == 0) ? 0 : partial)));  // else of another call
     return false;
   }
 
@@ -442,7 +442,7 @@ class FormatParser final : public AnswerParser {
   bool in_closing() {
     const LooseMatch match = match_loosely(buffer_, calls_.close);
     if (match.kind == Match::kPart && !ending_) return false;
-    if (match.kind == Match::kYes) take(match.size);
+    if (match.kind != Match::kNo) take(match.kind == Match::kYes ? match.size : buffer_.size());  // cut within it
     state_ = State::kNext;
     return true;
   }
@@ -460,10 +460,10 @@ class FormatParser final : public AnswerParser {
       return opened(next.size);
     }
     const LooseMatch close = match_loosely(buffer_, calls_.section_close);
-    if ((next.kind == Match::kPart || (close.kind == Match::kPart && !trimmed(calls_.section_close).empty())) &&
-        !ending_)
-      return false;
-    if (close.kind == Match::kYes) take(close.size);
+    const bool closes = close.kind == Match::kPart && !trimmed(calls_.section_close).empty();
+    const bool part = closes || next.kind == Match::kPart;
+    if (part && !ending_) return false;
+    if (part || close.kind == Match::kYes) take(close.kind == Match::kYes ? close.size : buffer_.size());
     state_ = State::kText;
     return !buffer_.empty();
   }

@@ -366,6 +366,25 @@ TEST(UnconstrainedCalls, ValuesAreReadAsTypesThatTheirSchemaAllows) {
   }
 }
 
+Answer answer_to(const test::Dialogue& dialogue, const std::string& text) {
+  return test::answer_of(test::pieces_of(*dialogue.form(), text, 3));
+}
+
+TEST(UnconstrainedCalls, PartsOfTheMarksBehindACallAreNoContent) {
+  const test::Dialogue dialogue(template_of("hermes"));
+  const std::string call = "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}";
+  const std::string more = "\n</tool_call>\n<tool_call>\n";
+  for (std::size_t size = 0; size <= more.size(); ++size) {
+    const Answer got = answer_to(dialogue, call + more.substr(0, size));
+    ASSERT_EQ(got.calls.size(), 1U) << size;
+    EXPECT_EQ(got.content, "") << more.substr(0, size);
+    EXPECT_FALSE(got.broken);
+  }
+  EXPECT_EQ(answer_to(dialogue, call + "\n</tool_call>\nThere.").content, "There.");
+  const Answer cut = answer_to(dialogue, call.substr(0, call.size() - 3));
+  EXPECT_TRUE(cut.calls.size() == 1 && cut.broken) << "no client may take it for a whole one";
+}
+
 TEST(ConstrainedCalls, BeginWithoutThoughtsWhereTheseAreOff) {
   for (const char* name : {"hermes", "gemma-4", "gpt-oss"})
     for (const bool may_think : {true, false}) {

@@ -226,7 +226,9 @@ Json chunk_of(const AnswerHead& head, int sample, Json content) {
 
 std::string_view finish_reason_of(const Choice& choice) {
   const std::string_view reason = api_finish_reason(choice.result->finish_reason);
-  return reason == "stop" && choice.answer != nullptr && !choice.answer->calls.empty() ? "tool_calls" : reason;
+  return reason == "stop" && choice.answer != nullptr && !choice.answer->calls.empty() && !choice.answer->broken
+             ? "tool_calls"
+             : reason;
 }
 
 }  // namespace
