@@ -136,6 +136,9 @@ def check_anthropic_refusals(server):
         assert status == 400 and error["type"] == "invalid_request_error" and word in error["message"], (change, error)
     status, error = refused(model="other")
     assert status == 404 and error["type"] == "not_found_error", error
+    for method, path, wanted in (("GET", "/v1/messages", 405), ("POST", "/v1/messages/batches", 404)):
+        status, _, text = server.ask(method, path)
+        assert status == wanted and json.loads(text)["type"] == "error", (path, text)
     status, _, got = post(server, "/v1/messages", PATHS["/v1/messages"], {"anthropic-version": "2023-01-01"})
     assert status == 400 and "anthropic-version" in got["error"]["message"], got
     for version in ("2023-06-01", "2026-10-21"):
@@ -184,6 +187,9 @@ def check_ollama_refusals(server):
         status, _, got = post(server, path, {**PATHS[path], **change})
         assert status == 400 and set(got) == {"error"} and word in got["error"], (change, got)
     assert post(server, "/api/chat", {"model": "other", "messages": HI})[0] == 404
+    for method, path, wanted in (("GET", "/api/chat", 405), ("POST", "/api/tags", 405), ("POST", "/api/pull", 404)):
+        status, _, text = server.ask(method, path)
+        assert status == wanted and isinstance(json.loads(text)["error"], str), (path, text)
 
 
 def check_ollama_models(server):

@@ -35,6 +35,8 @@ void DialectRoutes::add_routes(Router& router) {
     router.add(
         "POST", path, [this, dialect = dialect](Exchange exchange) { completions_.fly(std::move(exchange), *dialect); },
         Router::Access::kCallers, dialect->error_form());
+  router.set_error_form("/v1/messages", anthropic_.error_form());
+  router.set_error_form("/api/", ollama_chat_.error_form());
   router.add("GET", "/v1/responses/{id}", [this](const Exchange& exchange) { find_response(exchange); });
   router.add("DELETE", "/v1/responses/{id}", [this](const Exchange& exchange) { delete_response(exchange); });
 }

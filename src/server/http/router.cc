@@ -95,6 +95,9 @@ void Router::add(std::string_view method, std::string_view path, RouteHandler ha
 Router::Match Router::match(const HttpRequest& request) const {
   const std::string_view method = request.method == "HEAD" ? "GET" : std::string_view(request.method);
   std::string allowed;
+  ErrorForm form = nullptr;
+  for (const auto& [prefix, given] : forms_)
+    if (request.path.starts_with(prefix)) form = given;
   for (const Route& route : routes_) {
     std::string parameter;
     if (route.parameter) {
@@ -106,11 +109,12 @@ Router::Match Router::match(const HttpRequest& request) const {
     } else if (request.path != route.path) {
       continue;
     }
-    if (route.method == method) return {&route, std::move(parameter), {}};
+    if (route.method == method) return {&route, std::move(parameter), {}, route.error_form};
+    if (route.error_form != nullptr) form = route.error_form;
     allowed += (allowed.empty() ? "" : ", ") + route.method;
   }
-  if (allowed.empty()) return {nullptr, {}, {404, no_path(request.path), {}, {}}};
-  return {nullptr, {}, {405, fmt::format("this path takes {}", allowed), {}, {{"Allow", allowed}}}};
+  if (allowed.empty()) return {nullptr, {}, {404, no_path(request.path), {}, {}}, form};
+  return {nullptr, {}, {405, fmt::format("this path takes {}", allowed), {}, {{"Allow", allowed}}}, form};
 }
 
 bool Router::share(const HttpRequest& request, HttpAnswer& answer) const {
@@ -133,7 +137,7 @@ void Router::handle(HttpRequest request, std::shared_ptr<HttpAnswer> answer) con
     return answer->send(204, "", "", allowed);
   }
   Match found = match(request);
-  if (found.route == nullptr) return send(*answer, found.refusal);
+  if (found.route == nullptr) return send(*answer, found.refusal, found.error_form);
   Caller caller;
   caller.sees_all = gate_ == nullptr;
   if (gate_ != nullptr && found.route->access != Access::kAll) {
@@ -157,7 +161,7 @@ std::optional<std::string> Router::admit(const HttpRequest& request, HttpAnswer&
     refusal = gate_->identify(request, caller);
   }
   if (!refusal) return caller.tenant.empty() ? request.address : caller.tenant;
-  send(answer, *refusal, found.route != nullptr ? found.route->error_form : nullptr);
+  send(answer, *refusal, found.error_form);
   return std::nullopt;
 }
 

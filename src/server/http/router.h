@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "server/http/exchange.h"
@@ -58,6 +59,9 @@ class Router {
   void add(std::string_view method, std::string_view path, RouteHandler handler, Access access = Access::kCallers,
            ErrorForm error_form = nullptr);
 
+  // Sets the form of refusals of paths below `prefix` that no route answers, and of methods that they do not take.
+  void set_error_form(std::string_view prefix, ErrorForm form) { forms_.emplace_back(prefix, form); }
+
   void handle(HttpRequest request, std::shared_ptr<HttpAnswer> answer) const;
 
   // Decides, before a request's body is read, whether it may be sent; see HttpServer::Admit. Counts nothing against the
@@ -79,6 +83,7 @@ class Router {
     const Route* route = nullptr;  // null: `refusal` says why
     std::string parameter;
     Refusal refusal;
+    ErrorForm error_form = nullptr;
   };
   Match match(const HttpRequest& request) const;
 
@@ -88,6 +93,7 @@ class Router {
   Gate* gate_;
   std::vector<std::string> origins_;
   std::vector<Route> routes_;
+  std::vector<std::pair<std::string, ErrorForm>> forms_;
 };
 
 }  // namespace kvasir::server
