@@ -1,4 +1,5 @@
 // kvasir run: each wrong command line and input, its exit code and message.
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <filesystem>
@@ -34,6 +35,25 @@ TEST_F(Errors, RunWithoutAModel) {
        2,
        "cannot open '" + file("missing") + "': No such file or directory"},
   });
+}
+
+TEST_F(Errors, RunWithAConstraintThatSaysNothing) {
+  const std::string model = model_path();
+  for (const char* option : {"--json-schema", "--grammar", "--regex"}) {
+    const Finished done = run_program({"run", "-m", model, "-p", "x", option, ""});
+    EXPECT_EQ(done.exit_code, 2) << option;
+    EXPECT_EQ(done.err.find(std::string("kvasir: ") + option + ": it is empty; give "), 0U) << done.err;
+  }
+  for (const auto& [option, value, part] : std::initializer_list<std::array<const char*, 3>>{
+           {"--regex", "a{1,1000000}", "10000"},
+           {"--grammar", "root ::= \"a\"{1,100000}", "10000"},
+           {"--json-schema", "null", "a schema must be an object, true or false, not null"},
+           {"--json-schema", "[]", "a schema must be an object, true or false, not []"},
+           {"--json-schema", "false", "no value meets the schema: it is false"}}) {
+    const Finished done = run_program({"run", "-m", model, "-p", "x", option, value});
+    EXPECT_EQ(done.exit_code, 2) << option;
+    EXPECT_NE(done.err.find(part), std::string::npos) << done.err;
+  }
 }
 
 // The packed weights are mapped while the program writes.

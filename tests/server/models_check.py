@@ -304,6 +304,8 @@ def check_configuration(models, folder):
             ('[[models]]\nname = "a"\n', "serve.toml:2:1: a table [[models]] needs a path"),
             ('[[models]]\npath = "/nowhere/a.gguf"\n', "/nowhere/a.gguf"),
             (f'[[models]]\npath = "{models.small_path}"\nkw = "full"\n', "serve.toml:3:1: there is no option 'kw'; did you mean 'kv'?"),
+            (f'[[models]]\npath = "{models.small_path}"\nthreads = 1\n', "serve.toml:3:1: there is no option 'threads' of a model; those of the server stand"),
+            (f'[[models]]\nname = "a"\npath = "{models.small_path}"\nkv = "nope"\n', "the model 'a': "),
             (f'[[models]]\npath = "{models.small_path}"\ntemp = "a"\n', "serve.toml:3:1: temp: a number is expected"),
             (f'[[models]]\npath = "{models.small_path}"\nkv = "nonsense"\n', "nonsense"),
             (f'[[models]]\npath = "{models.small_path}"\n[[models]]\npath = "{models.large_path}"\nname = "small"\n',

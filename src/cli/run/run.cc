@@ -214,7 +214,9 @@ Status run(RunOptions options) {
     options.generate.max_tokens = kMostUnasked;
   if (options.grammar.given()) {
     KVASIR_ASSIGN_OR_RETURN(const GrammarSource source, grammar_source(options.grammar));
-    KVASIR_ASSIGN_OR_RETURN(options.generate.grammar, engine->text().compile(source));
+    Result<std::shared_ptr<const Grammar>> grammar = engine->text().compile(source);
+    if (!grammar.ok()) return unsupported("{}", grammar.status().message());  // what is too large is wrong, too
+    options.generate.grammar = std::move(*grammar);
   }
   if (options.generate.thought_budget >= 0) {
     if (!chat && !options.chat) return invalid_argument("--thinking-budget is for a chat; add --chat");

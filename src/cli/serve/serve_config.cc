@@ -49,7 +49,11 @@ std::string unknown(const CLI::App& command, const std::string& name) {
   for (const CLI::Option* option : command.get_options())
     if (is_configurable(*option) && option->get_type_name() != kTables) names.push_back(long_name(*option));
   const std::vector<std::string_view> views(names.begin(), names.end());
-  return fmt::format("there is no option '{}'{}", name, did_you_mean(name, views));
+  const std::string meant = did_you_mean(name, views);
+  // Options of a table are no command's.
+  const bool in_table = command.get_name().empty() && meant.empty();
+  return fmt::format("there is no option '{}'{}{}", name, meant,
+                     in_table ? " of a model; those of the server stand above the first table [[models]]" : "");
 }
 
 // Returns the problem with the type of a value, or "".

@@ -83,6 +83,7 @@ Result<ModelChoice> read_model_table(const ModelSources& sources, const std::vec
   if (!path.ok()) return path.status().with_message(place + path.status().message());
   settings.engine.model = std::move(*path);
   if (choice.name.empty()) choice.name = model_title(typed, settings.engine.model);
+  choice.place = place;
   return choice;
 }
 
@@ -193,8 +194,16 @@ Status plan_model(const ModelSet& set, const ModelChoice* pinned, ModelChoice& m
       .about({"memory"});
 }
 
+// Returns an error of a model's settings with the table that they are from.
+Status in_table(const ModelChoice& model, const Status& status) {
+  if (status.ok() || model.place.empty()) return status;
+  return status.with_message(
+      fmt::format("{}the model '{}': {}", model.place, printable(model.name, 200), status.message()));
+}
+
 // Returns a model's refusal with its name, which messages about its file have already.
 Status named_refusal(const ModelChoice& model) {
+  if (!model.place.empty()) return in_table(model, model.refusal);
   if (model.refusal.code() != StatusCode::kResourceExhausted) return model.refusal;
   return model.refusal.with_message(
       fmt::format("the model '{}' cannot be loaded: {}", printable(model.name, 200), model.refusal.message()));
@@ -261,7 +270,7 @@ Result<ModelSet> list_models(const ModelSources& sources, const ModelSettings& c
     ModelChoice& model = set.models[i];
     if (!model.refusal.ok()) continue;
     if (first) model.settings.engine.prefix_dir.clear();  // a folder that one engine alone may use
-    KVASIR_RETURN_IF_ERROR(finish_settings(model.settings));
+    KVASIR_RETURN_IF_ERROR(in_table(model, finish_settings(model.settings)));
     model.refusal = plan_model(set, pinned, model);
     if (first || !model.refusal.ok()) continue;
     first = i;

@@ -38,6 +38,8 @@ struct ModelChoice {
   server::ModelSize size;
   ModelSummary summary;
   Status refusal;  // why it cannot be loaded
+  // Where the configuration file has its table, as messages begin with it; "": it has none.
+  std::string place;
 };
 
 struct ModelSources {

@@ -135,6 +135,8 @@ std::optional<ModelDesk::Info> InfoRoutes::find(const Exchange& exchange) const 
 void InfoRoutes::props(const Exchange& exchange) const {
   const std::optional<ModelDesk::Info> model = find(exchange);
   if (!model) return;
+  // Nothing is known of a file that cannot be read.
+  if (model->summary.architecture.empty() && !model->reason.empty()) return exchange.refuse(400, model->reason);
   exchange.send_json(200, text_of(llama_props(model->summary, model->defaults.name, options_.version,
                                               model->defaults.sampling, model->defaults.parallel)));
 }
