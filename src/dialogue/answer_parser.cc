@@ -52,8 +52,7 @@ class FormatParser final : public AnswerParser {
     } else if (events_.calls() == 0) {
       events_.text(Kind::kContent, space_ + buffer_);
     }
-    buffer_.clear();
-    space_.clear();
+    buffer_ = space_ = std::string();
   }
 
  private:
@@ -82,8 +81,7 @@ class FormatParser final : public AnswerParser {
   // Reads on; returns false once more text is needed.
   bool step() {
     if (events_.calls() >= rules_->most_calls) {
-      buffer_.clear();
-      space_.clear();
+      buffer_ = space_ = std::string();
       state_ = State::kText;
       return false;
     }
@@ -233,6 +231,8 @@ class FormatParser final : public AnswerParser {
 
   // Gives up the call: what was read of it is content. Only its mark is not read again.
   bool fail() {
+    const bool cut = ending_ && !events_.open() && events_.calls() > 0;  // behind another call it is left out
+    if (cut) buffer_ = raw_ = mark_ = space_ = std::string();
     said_ = true;
     state_ = State::kText;
     events_.text(Kind::kContent, std::exchange(space_, {}));

@@ -183,7 +183,7 @@ Result<std::shared_ptr<const Grammar>> compile_answer(const GrammarCompiler& com
   }
   if (!rules->tools.empty() && (demanded || strict))
     if (const auto schemas = grammar::parse_schema(options.tools); !schemas.ok())
-      return Status(schemas.status()).about({"tools"});
+      return schemas.status().with_message("'tools': " + schemas.status().message()).about({"tools"});
   // The model, its template and these decide the grammar.
   std::string key = fmt::format("answer {} {} {} {} {}\n{}\n", static_cast<int>(options.tool_choice), options.tool_name,
                                 rules->most_calls, rules->starts_in_thoughts, rules->may_think, options.tools);

@@ -7,6 +7,8 @@ import json
 import pathlib
 import re
 import sys
+import threading
+import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "support")]
@@ -129,12 +131,12 @@ def check_refusals(server):
     refused(server, schema_format({"type": "object", "not": {}}), "'not'")
     refused(server, schema_format({"type": "array", "uniqueItems": True}), "'uniqueItems'")
     refused(server, schema_format({"type": "string", "pattern": "(?=a)"}), "look-around")
-    refused(server, schema_format({"type": "string", "minLength": 3, "maxLength": 2}), "no text matches")
+    refused(server, schema_format({"type": "string", "minLength": 3, "maxLength": 2}), "no value meets the schema", "'minLength' is above 'maxLength'")
     refused(server, schema_format({"$ref": "#/$defs/none"}), "#/$defs/none")
     refused(server, schema_format({"type": "string", "format": "regex"}), "'regex'")
     refused(server, schema_format({"type": "object", "minProperties": 2, "additionalProperties": {}}), "'minProperties'")
     refused(server, schema_format({"type": "string", "maxLength": 100000}), "'maxLength'")
-    refused(server, {"response_format": {"type": "json_schema"}}, "response_format")
+    refused(server, {"response_format": {"type": "json_schema"}}, "response_format", "needs 'json_schema'")
     refused(server, {"response_format": {"type": "xml"}}, "response_format")
     refused(server, {"response_format": "json"}, "response_format")
     refused(server, {"guided_regex": "(a"}, "byte 2")
@@ -145,11 +147,115 @@ def check_refusals(server):
     refused(server, {"guided_choice": "a"}, "guided_choice")
     refused(server, {"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex", "guided_choice")
     refused(server, {"structured_outputs": {"structural_tag": "x"}}, "structural_tag")
+    refused(server, {"structured_outputs": {"json": {}, "regex": "a"}}, "'structured_outputs.json' and 'structured_outputs.regex'")
+    for empty in ({"grammar": ""}, {"guided_grammar": ""}, {"guided_regex": ""}, {"structured_outputs": {}},
+                  {"structured_outputs": {"json": None}}, {"structured_outputs": {"regex": ""}}):
+        refused(server, empty, f"'{list(empty)[0]}")
+    refused(server, {"regex": "a"}, "'regex'", "structured_outputs")
     refused(server, schema_format({"type": "object", "properties": {f"p{i}": {} for i in range(30000)}}), "20000")
     deep = {"type": "null"}
     for _ in range(90):
         deep = {"type": "array", "items": deep}
     refused(server, schema_format(deep), "nest")
+
+
+USER = [{"role": "user", "content": "Give me one."}]
+DIALECTS = {"/v1/responses": {"input": "Give me one.", "max_output_tokens": 60},
+            "/v1/messages": {"messages": USER, "max_tokens": 60},
+            "/completion": {"prompt": "Here is one: ", "n_predict": 60}, "/infill": {"input_prefix": "a", "input_suffix": "b"},
+            "/api/chat": {"messages": USER, "stream": False, "options": {"num_predict": 60}},
+            "/api/generate": {"prompt": "Give me one.", "stream": False, "options": {"num_predict": 60}}}
+
+
+def check_dialects(server):
+    """A field that restricts an answer does so in every dialect, or is refused there by name; it is never without effect."""
+    for path, body in DIALECTS.items():
+        for field, value in (("guided_regex", "Q{3}"), ("guided_choice", ["QQQ"]), ("grammar", 'root ::= "QQQ"'),
+                             ("guided_grammar", 'root ::= "QQQ"'), ("guided_json", {"const": "QQQ"}), ("json_schema", {"const": "QQQ"}),
+                             ("structured_outputs", {"choice": ["QQQ"]}), ("response_format", schema_format({"const": "QQQ"})["response_format"])):
+            status, _, text = server.ask("POST", path, {**body, field: value})
+            if path == "/infill" and status == 400:
+                continue  # a vocabulary without its tokens
+            assert status == 200 and "QQQ" in text, (path, field, status, text)
+        for field, value in (("regex", "a"), ("choice", ["a"]), ("output_format", {"type": "json"})):
+            status, _, text = server.ask("POST", path, {**body, field: value})
+            own = (path == "/v1/messages" and field == "output_format") or (path == "/infill" and "cannot fill in" in text)
+            assert status == 400 and (own or f"'{field}' has no effect here" in text), (path, field, status, text)
+    for path, more, status in (("/completion", {"grammar": ""}, 200), ("/api/generate", {"format": ""}, 200), ("/api/chat", {"format": ""}, 200),
+                               ("/completion", {"tool_choice": "required"}, 400), ("/api/generate", {"tool_choice": "required"}, 400),
+                               ("/api/chat", {"options": {"grammar": "root ::= x"}}, 400), ("/v1/messages", {"grammar": ""}, 400)):
+        got, _, text = server.ask("POST", path, {**DIALECTS[path], **more})
+        assert got == status and (got == 200 or f"'{list(list(more.values())[0])[0] if 'options' in more else list(more)[0]}'" in text), (path, more, got, text)
+
+
+def tool(parameters, name="get_weather", **more):
+    return {"type": "function", "function": {"name": name, "description": "d", "parameters": parameters, **more}}
+
+
+def check_calls(server):
+    """A demanded call, cut and with stops; and what cannot be asked for together with it."""
+    city = tool({"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]})
+    body = {"messages": USER, "max_tokens": 300, "tools": [city], "tool_choice": "required"}
+    for more in ({"guided_regex": "a"}, {"grammar": 'root ::= "a"'}, schema_format({})):
+        status, _, text = server.ask("POST", "/v1/chat/completions", {**body, **more})
+        assert status == 400 and f"'{list(more)[0]}' would have no effect" in text, (status, text)
+    for seed in range(8):
+        for tokens in range(26, 34):
+            status, _, text = server.ask("POST", "/v1/chat/completions", {**body, "seed": seed, "max_tokens": tokens})
+            message = json.loads(text)["choices"][0]["message"]
+            assert status == 200 and (not message.get("tool_calls") or not message["content"]), text
+        status, _, text = server.ask("POST", "/v1/chat/completions", {**body, "seed": seed, "stop": ["city", "\""]})
+        choice = json.loads(text)["choices"][0]
+        assert choice["finish_reason"] == "tool_calls", text
+        for call in choice["message"]["tool_calls"]:
+            assert list(json.loads(call["function"]["arguments"])) == ["city"], text
+    never = tool({"type": "object", "properties": {"a": {"type": "string", "minLength": 2, "maxLength": 1}}, "required": ["a"]}, "never")
+    wrong = tool({"type": "object", "properties": {"a": {"not": {}}}}, "wrong")
+    for one, words in ((never, "'minLength' is above 'maxLength'"), (wrong, "'not'")):
+        status, _, text = server.ask("POST", "/v1/chat/completions", {**body, "tools": [city, one]})
+        error = json.loads(text)["error"]
+        assert status == 400 and error["param"] == "tools", text
+        assert f'the tool "{one["function"]["name"]}"' in error["message"] and words in error["message"], text
+
+
+def check_beside_slow(server):
+    """Grammars that take long to compile hold up neither other requests nor each other, and stop when their client leaves."""
+    slow = {"prompt": "a", "max_tokens": 1, "guided_json": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(4000)}}}
+    wide = {"messages": USER, "max_tokens": 1, "tool_choice": "required",
+            "tools": [tool({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(30000)}})]}
+    began = time.monotonic()
+    threads = [threading.Thread(target=server.ask, args=("POST", path, body))
+               for path, body in (("/v1/completions", slow), ("/v1/completions", {**slow, "seed": 1}), ("/v1/chat/completions", wide))]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    took = []
+    while any(thread.is_alive() for thread in threads) or not took:
+        for path, body in (("/tokenize", {"prompt": "a b"}), ("/v1/chat/completions", {"messages": USER, "max_tokens": 1})):
+            start = time.monotonic()
+            status, _, text = server.ask("POST", path, body)
+            assert status == 200, text
+            took.append(time.monotonic() - start)
+    for thread in threads:
+        thread.join()
+    whole = time.monotonic() - began
+    print(f"beside grammars that took {whole:.2f} s, others waited {max(took):.3f} s at most")
+    assert max(took) < max(1.0, whole / 2), took
+    left = [server.connect() for _ in range(8)]  # four times what the two threads compile at once
+    for connection in left:
+        connection.request("POST", "/v1/completions", json.dumps(slow))
+    for connection in left:
+        connection.close()
+    start = time.monotonic()
+    status, _, text = server.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 4, "guided_regex": "[a-f]{3}x"})
+    assert status == 200, text
+    print(f"behind grammars whose clients have left, another took {time.monotonic() - start:.3f} s")
+    assert time.monotonic() - start < max(1.0, whole), "the grammars of clients that have left are still compiled"
+    start = time.monotonic()
+    required = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1001)}, "required": [f"p{i}" for i in range(1001)]}
+    status, _, text = server.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1, "guided_json": required})
+    assert status == 200, text
+    assert time.monotonic() - start < 10, "1,001 required properties took 49 s once"
 
 
 def check_rounded_number(server):
@@ -180,6 +286,9 @@ def main():
     with LiveServer(sys.argv[1], model) as server:
         check_refusals(server)
         check_rounded_number(server)
+        check_dialects(server)
+        check_calls(server)
+        check_beside_slow(server)
         check_answers(server)
         check_cut(server)
         check_stops_and_plain(server)
