@@ -5,6 +5,7 @@
 
 #include "server/api/api_request.h"
 #include "server/api/prepare.h"
+#include "server/fields/grammar_fields.h"
 
 namespace kvasir::server {
 namespace {
@@ -139,6 +140,27 @@ TEST(ApiBodies, WhatCannotBeHonouredIsNamed) {
   EXPECT_EQ(field(chat(R"({"stop":["x",""]})")), "stop");
   EXPECT_EQ(field(chat(R"({"user":5})")), "user");
   EXPECT_EQ(field(chat(R"({"priority":5000})")), "priority");
+}
+
+TEST(ApiBodies, AConstraintWithoutEffectIsRefused) {
+  for (const char* name : {"grammar", "guided_grammar", "guided_regex"}) {
+    const Json more = {{name, ""}};
+    EXPECT_EQ(field(chat(more.dump().c_str())), name);
+  }
+  EXPECT_EQ(field(chat(R"({"structured_outputs":{}})")), "structured_outputs");
+  EXPECT_EQ(field(chat(R"({"structured_outputs":{"json":null}})")), "structured_outputs");
+  EXPECT_EQ(field(chat(R"({"structured_outputs":{"regex":"a","choice":["b"]}})")), "structured_outputs.regex");
+  EXPECT_EQ(field(chat(R"({"guided_regex":"a","grammar":"root ::= \"a\""})")), "grammar");
+  EXPECT_EQ(field(chat(R"({"regex":"a"})")), "regex");
+  EXPECT_EQ(field(chat(R"({"choice":["a"]})")), "choice");
+  EXPECT_EQ(field(chat(R"({"reasoning_effort":"banana"})")), "reasoning_effort");
+  EXPECT_EQ(chat(R"({"reasoning_effort":"high"})")->thinking_fields, std::vector<std::string>{"reasoning_effort"});
+  auto demanded = chat(R"({"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"required",
+                           "guided_regex":"a"})");
+  ASSERT_TRUE(demanded.ok());
+  EXPECT_EQ(check_grammar_with_tools(*demanded).settings(), std::vector<std::string_view>{"guided_regex"});
+  demanded->options.tool_choice = ToolChoice::kAuto;
+  EXPECT_TRUE(check_grammar_with_tools(*demanded).ok());
 }
 
 TEST(ApiBodies, ToolsAndThoughts) {

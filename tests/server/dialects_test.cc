@@ -302,6 +302,39 @@ TEST(Dialects, InfillPutsEachPartBehindItsToken) {
             (std::vector<std::int32_t>{1, '\n', '\n', 'f', '\n', 't', '\n', 300, 'a', 301, 'b', 302}));
 }
 
+TEST(Dialects, NoConstraintIsWithoutEffect) {
+  ResponseStore store({});
+  const OpenAiResponses responses(store);
+  const LlamaCompletion llama(false);
+  const OllamaDialect chat(true), generate(false);
+  const AnthropicMessages anthropic;
+  const Json messages = Json::array({{{"role", "user"}, {"content", "x"}}});
+  const std::pair<const Dialect*, Json> all[] = {{&responses, {{"input", "x"}}},
+                                                 {&llama, {{"prompt", "x"}}},
+                                                 {&chat, {{"messages", messages}}},
+                                                 {&generate, {{"prompt", "x"}}},
+                                                 {&anthropic, {{"messages", messages}, {"max_tokens", 5}}}};
+  for (const auto& [dialect, body] : all) {
+    for (const Json& more : {Json{{"guided_regex", "a"}}, Json{{"response_format", {{"type", "json_object"}}}},
+                             Json{{"structured_outputs", {{"choice", {"a"}}}}}, Json{{"grammar", "root ::= \"a\""}}}) {
+      Json with = body;
+      with.update(more);
+      const Result<ReadBody> got = read(*dialect, with);
+      EXPECT_TRUE(got.ok() && got->request.grammar) << with.dump() << got.status().message();
+    }
+    for (const char* field : {"regex", "choice"}) {
+      Json with = body;
+      with[field] = "a";
+      const Result<ReadBody> got = read(*dialect, with);
+      EXPECT_EQ(got.status().settings(), std::vector<std::string_view>{field}) << with.dump();
+    }
+  }
+  EXPECT_EQ(read(llama, {{"prompt", "x"}, {"tool_choice", "required"}}).status().code(), StatusCode::kUnsupported);
+  EXPECT_TRUE(read(llama, {{"prompt", "x"}, {"grammar", ""}}).ok()) << "as its clients send it";
+  EXPECT_TRUE(read(generate, {{"prompt", "x"}, {"format", ""}}).ok()) << "as its clients send it";
+  EXPECT_FALSE(read(generate, {{"prompt", "x"}, {"options", {{"grammar", "root ::= \"a\""}}}}).ok());
+}
+
 TEST(Dialects, GbnfAndSchemasAreGrammars) {
   const Result<ReadBody> gbnf = read(LlamaCompletion(false), {{"prompt", "x"}, {"grammar", "root ::= \"a\""}});
   ASSERT_TRUE(gbnf.ok() && gbnf->request.grammar);
