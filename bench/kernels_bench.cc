@@ -37,6 +37,9 @@ void bench_matmul(benchmark::State& state, const KernelTable& table, DType type,
   const std::size_t bytes = kPanelPacking.bytes(type, outputs, inputs);
   std::uint16_t* words = packed.ensure(bytes / 2);
   for (std::size_t i = 0; i < bytes / 2; ++i) words[i] = static_cast<std::uint16_t>(0x2c00 + i * 2654435761u % 256);
+  // Scales of eight bits are exponents.
+  if (type == DType::kMXFP4)
+    for (std::size_t i = 0; i < bytes / 2; ++i) words[i] = static_cast<std::uint16_t>(0x7070 + words[i] % 16);
   const PackedMatrix weights{type, outputs, inputs, reinterpret_cast<const std::byte*>(words)};
 
   const std::vector<float> x = random_floats(static_cast<std::size_t>(rows) * static_cast<std::size_t>(inputs));

@@ -1,9 +1,11 @@
 #include "tensor/dequantize.h"
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
 
 #include "base/check.h"
+#include "tensor/grids.h"
 
 namespace kvasir {
 namespace {
@@ -152,6 +154,154 @@ void iq4_xs(const std::byte* block, float* out) {
   }
 }
 
+// MXFP4: a scale of eight bits, the exponent of a power of two, and 32 nibbles.
+void mxfp4(const std::byte* block, float* out) {
+  const float d = half_of_e8m0(std::to_integer<std::uint32_t>(block[0]));
+  for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(kMxfp4Values[nibble(block + 1, i)]);
+}
+
+std::uint32_t word_at(const std::byte* p, int offset) {
+  std::uint32_t bits;
+  std::memcpy(&bits, p + offset, sizeof bits);
+  return bits;
+}
+
+std::uint32_t short_at(const std::byte* p, int offset) {
+  std::uint16_t bits;
+  std::memcpy(&bits, p + offset, sizeof bits);
+  return bits;
+}
+
+// The formats IQ1, IQ2 and IQ3 index grids of eight or four values at once: see grids.h.
+int code_of_eight(std::uint32_t entry, int i) {
+  return static_cast<int>(entry >> (i % 4 * 8 + i / 4 * 4) & 15);
+}
+int code_of_four(std::uint32_t entry, int i) {
+  return static_cast<int>(entry >> (i * 8) & 15);
+}
+
+float signed_value(int magnitude, std::uint32_t signs, int i) {
+  return static_cast<float>((signs >> i & 1) != 0 ? -magnitude : magnitude);
+}
+// Seven signs; the eighth makes their number even.
+std::uint32_t eight_signs(std::uint32_t seven) {
+  return seven | static_cast<std::uint32_t>(std::popcount(seven) & 1) << 7;
+}
+
+// IQ2_XXS: 8 parts of 32 values, each with four 8-bit indices and a word: four times seven signs, and a 4-bit scale.
+void iq2_xxs(const std::byte* block, float* out) {
+  const float d = half_at(block, 0);
+  for (int i = 0; i < 256; ++i) {
+    const std::byte* part = block + 2 + i / 32 * 8;
+    const std::uint32_t word = word_at(part, 4);
+    const int code = code_of_eight(kIq2XxsGrid[static_cast<std::size_t>(byte_at(part, i / 8 % 4))], i % 8);
+    out[i] =
+        d * (0.5F + static_cast<float>(word >> 28)) * 0.25F *
+        signed_value(kIq2Magnitudes[static_cast<std::size_t>(code)], eight_signs(word >> (i / 8 % 4 * 7) & 127), i % 8);
+  }
+}
+
+// IQ2_XS: 16 bits for each eight values, an index of nine and seven signs; 4-bit scales of 16 values.
+void iq2_xs(const std::byte* block, float* out) {
+  const float d = half_at(block, 0);
+  for (int i = 0; i < 256; ++i) {
+    const std::uint32_t both = short_at(block, 2 + i / 8 * 2);
+    const int scale = byte_at(block, 66 + i / 32) >> (i / 16 % 2 * 4) & 15;
+    const int code = code_of_eight(kIq2XsGrid[both & 511], i % 8);
+    out[i] = d * (0.5F + static_cast<float>(scale)) * 0.25F *
+             signed_value(kIq2Magnitudes[static_cast<std::size_t>(code)], eight_signs(both >> 9), i % 8);
+  }
+}
+
+// IQ2_S: the low eight bits of all indices, all signs, the high two bits of indices, 4-bit scales of 16 values.
+void iq2_s(const std::byte* block, float* out) {
+  const float d = half_at(block, 0);
+  for (int i = 0; i < 256; ++i) {
+    const int high = byte_at(block, 66 + i / 32) >> (i / 8 % 4 * 2) & 3;
+    const int scale = byte_at(block, 74 + i / 32) >> (i / 16 % 2 * 4) & 15;
+    const auto index = static_cast<std::size_t>(byte_at(block, 2 + i / 8) | high << 8);
+    const int code = code_of_eight(kIq2SGrid[index], i % 8);
+    out[i] = d * (0.5F + static_cast<float>(scale)) * 0.25F *
+             signed_value(kIq2Magnitudes[static_cast<std::size_t>(code)],
+                          static_cast<std::uint32_t>(byte_at(block, 34 + i / 8)), i % 8);
+  }
+}
+
+// IQ3_XXS: 8-bit indices of four values each; then words as of IQ2_XXS.
+void iq3_xxs(const std::byte* block, float* out) {
+  const float d = half_at(block, 0);
+  for (int i = 0; i < 256; ++i) {
+    const std::uint32_t word = word_at(block, 66 + i / 32 * 4);
+    const int code = code_of_four(kIq3XxsGrid[static_cast<std::size_t>(byte_at(block, 2 + i / 4))], i % 4);
+    out[i] = d * (0.5F + static_cast<float>(word >> 28)) * 0.5F *
+             signed_value(kIq3XxsMagnitudes[static_cast<std::size_t>(code)], eight_signs(word >> (i / 8 % 4 * 7) & 127),
+                          i % 8);
+  }
+}
+
+// IQ3_S: the low eight bits of indices, the ninth, all signs, 4-bit scales of 32 values.
+void iq3_s(const std::byte* block, float* out) {
+  const float d = half_at(block, 0);
+  for (int i = 0; i < 256; ++i) {
+    const int high = byte_at(block, 66 + i / 32) >> (i / 4 % 8) & 1;
+    const int scale = byte_at(block, 106 + i / 64) >> (i / 32 % 2 * 4) & 15;
+    const auto index = static_cast<std::size_t>(byte_at(block, 2 + i / 4) | high << 8);
+    const int code = code_of_four(kIq3SGrid[index], i % 4);
+    out[i] = d * static_cast<float>(2 * scale + 1) *
+             signed_value(kIq3SMagnitudes[static_cast<std::size_t>(code)],
+                          static_cast<std::uint32_t>(byte_at(block, 74 + i / 8)), i % 8);
+  }
+}
+
+// A value of IQ1: -1, 0 or 1, and an eighth more or less.
+float shifted_value(std::size_t index, bool less, int i) {
+  return static_cast<float>(code_of_eight(kIq1Grid[index], i) - 1) + (less ? -0.125F : 0.125F);
+}
+
+// IQ1_S: the low eight bits of all indices; 16 bits for each 32 values: the high three bits of four indices, a 3-bit
+// scale, and whether values are an eighth less.
+void iq1_s(const std::byte* block, float* out) {
+  const float d = half_at(block, 0);
+  for (int i = 0; i < 256; ++i) {
+    const std::uint32_t high = short_at(block, 34 + i / 32 * 2);
+    const auto index = static_cast<std::size_t>(byte_at(block, 2 + i / 8)) | (high >> (i / 8 % 4 * 3) & 7) << 8;
+    out[i] = d * static_cast<float>(2 * (high >> 12 & 7) + 1) * shifted_value(index, high >> 15 != 0, i % 8);
+  }
+}
+
+// IQ1_M: the low eight bits of all indices; a nibble for each, its high three bits and whether values are an eighth
+// less; four times 16 bits: four 3-bit scales of 16 values, and four bits of the scale of scales.
+void iq1_m(const std::byte* block, float* out) {
+  std::uint32_t bits = 0;
+  for (int n = 0; n < 4; ++n) bits |= short_at(block, 48 + 2 * n) >> 12 << (4 * n);
+  const float d = f16_to_f32(static_cast<std::uint16_t>(bits));
+  for (int i = 0; i < 256; ++i) {
+    const std::uint32_t scale = short_at(block, 48 + i / 64 * 2) >> (i / 16 % 4 * 3) & 7;
+    const int high = byte_at(block, 32 + i / 16) >> (i / 8 % 2 * 4);
+    const auto index = static_cast<std::size_t>(byte_at(block, i / 8) | (high & 7) << 8);
+    out[i] = d * static_cast<float>(2 * scale + 1) * shifted_value(index, (high & 8) != 0, i % 8);
+  }
+}
+
+// TQ1_0: digits of base three, five to a byte: 32 bytes, then 16, then four bytes of four digits each. A byte is the
+// fraction of 256 whose first digits they are, rounded up.
+void tq1_0(const std::byte* block, float* out) {
+  static constexpr int kPowers[5] = {1, 3, 9, 27, 81};
+  const float d = half_at(block, 52);
+  for (int i = 0; i < 256; ++i) {
+    const int at = i < 160 ? i % 32 : i < 240 ? 32 + (i - 160) % 16 : 48 + (i - 240) % 4;
+    const int digit = i < 160 ? i / 32 : i < 240 ? (i - 160) / 16 : (i - 240) / 4;
+    out[i] = d * static_cast<float>(((byte_at(block, at) * kPowers[digit] & 255) * 3 >> 8) - 1);
+  }
+}
+
+// TQ2_0: two bits per value, as of Q2_K.
+void tq2_0(const std::byte* block, float* out) {
+  const float d = half_at(block, 64);
+  for (int i = 0; i < 256; ++i)
+    out[i] = d * static_cast<float>((byte_at(block, i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3) - 1);
+}
+
 }  // namespace
 
 void dequantize_block(DType type, const std::byte* block, float* out) {
@@ -168,6 +318,16 @@ void dequantize_block(DType type, const std::byte* block, float* out) {
     case DType::kQ6_K: return q6_k(block, out);
     case DType::kIQ4_NL: return iq4_nl(block, out);
     case DType::kIQ4_XS: return iq4_xs(block, out);
+    case DType::kIQ2_XXS: return iq2_xxs(block, out);
+    case DType::kIQ2_XS: return iq2_xs(block, out);
+    case DType::kIQ2_S: return iq2_s(block, out);
+    case DType::kIQ3_XXS: return iq3_xxs(block, out);
+    case DType::kIQ3_S: return iq3_s(block, out);
+    case DType::kIQ1_S: return iq1_s(block, out);
+    case DType::kIQ1_M: return iq1_m(block, out);
+    case DType::kTQ1_0: return tq1_0(block, out);
+    case DType::kTQ2_0: return tq2_0(block, out);
+    case DType::kMXFP4: return mxfp4(block, out);
     case DType::kF32:
     case DType::kF16:
     case DType::kBF16: break;

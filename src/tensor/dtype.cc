@@ -40,9 +40,11 @@ const DTypeTraits& dtype_traits(DType type) {
 }
 
 std::span<const DType> all_dtypes() {
-  static constexpr DType kAll[] = {DType::kF32,  DType::kF16,  DType::kQ4_0,   DType::kQ4_1,   DType::kQ5_0,
-                                   DType::kQ5_1, DType::kQ8_0, DType::kQ2_K,   DType::kQ3_K,   DType::kQ4_K,
-                                   DType::kQ5_K, DType::kQ6_K, DType::kIQ4_NL, DType::kIQ4_XS, DType::kBF16};
+  static constexpr DType kAll[] = {DType::kF32,   DType::kF16,    DType::kQ4_0,    DType::kQ4_1,   DType::kQ5_0,
+                                   DType::kQ5_1,  DType::kQ8_0,   DType::kQ2_K,    DType::kQ3_K,   DType::kQ4_K,
+                                   DType::kQ5_K,  DType::kQ6_K,   DType::kIQ2_XXS, DType::kIQ2_XS, DType::kIQ3_XXS,
+                                   DType::kIQ1_S, DType::kIQ4_NL, DType::kIQ3_S,   DType::kIQ2_S,  DType::kIQ4_XS,
+                                   DType::kIQ1_M, DType::kBF16,   DType::kTQ1_0,   DType::kTQ2_0,  DType::kMXFP4};
   return kAll;
 }
 

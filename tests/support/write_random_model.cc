@@ -48,8 +48,9 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"none", "linear", "llama3", "yarn"}));
   program.add_option("--dtype", spec.dtype, "Type of the matrices; quantised ones but q8_0 are random bits")
       ->capture_default_str()
-      ->check(CLI::IsMember({"f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k",
-                             "q5_k", "q6_k", "iq4_nl", "iq4_xs"}));
+      ->check(CLI::IsMember({"f32",    "f16",   "bf16",  "q8_0",  "q4_0",   "q4_1",   "q5_0",    "q5_1",  "q2_k",
+                             "q3_k",   "q4_k",  "q5_k",  "q6_k",  "iq4_nl", "iq4_xs", "iq3_xxs", "iq3_s", "iq2_xxs",
+                             "iq2_xs", "iq2_s", "iq1_s", "iq1_m", "tq1_0",  "tq2_0",  "mxfp4"}));
   CLI11_PARSE(program, argc, argv);
   spec.tied = spec.output_gain == 1;
   spec.rope_scaling = scaling == "linear"   ? test::RopeScaling::kLinear

@@ -2,8 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
+#include <cstdlib>
+#include <fstream>
 #include <random>
+#include <set>
+#include <sstream>
+#include <string>
 #include <vector>
 
 #include "reference/dequantise.h"
@@ -46,9 +52,6 @@ const Published kPublished[] = {
 };
 
 TEST(Dequantize, IsWhatThePublishedImplementationSays) {
-  std::size_t types = 0;
-  for (const DType type : all_dtypes()) types += is_quantized(type) ? 1 : 0;
-  ASSERT_EQ(std::size(kPublished), types);
   for (const Published& published : kPublished) {
     const DTypeTraits& traits = dtype_traits(published.type);
     std::vector<std::byte> block(traits.block_bytes);
@@ -69,6 +72,83 @@ TEST(Dequantize, IsWhatThePublishedImplementationSays) {
     }
     EXPECT_EQ(sum, published.sum) << traits.name;
     EXPECT_EQ(weighted, published.weighted_sum) << traits.name;
+  }
+}
+
+// A line of dequantised.txt, which dequantised.py describes.
+struct OfGguf {
+  std::string name;
+  std::uint32_t number = 0;
+  std::string scales;
+  std::string block;
+  std::string values;
+  std::string sum;
+};
+
+std::vector<OfGguf> read_gguf_values() {
+  const char* source = std::getenv("KVASIR_SOURCE_DIR");
+  std::ifstream file(std::string(source != nullptr ? source : ".") + "/tests/tensor/dequantised.txt");
+  std::string comment;
+  std::getline(file, comment);
+  std::vector<OfGguf> all;
+  for (OfGguf of; file >> of.name >> of.number >> of.scales >> of.block >> of.values >> of.sum;) all.push_back(of);
+  return all;
+}
+
+// The random blocks of dequantised.py.
+std::vector<std::byte> blocks_of_gguf(const OfGguf& of, std::size_t bytes, std::size_t block_bytes) {
+  std::vector<std::byte> out(bytes);
+  std::uint64_t state = of.number;
+  for (std::byte& b : out) {
+    state = state * 6364136223846793005U + 1442695040888963407U;
+    b = static_cast<std::byte>(state >> 56);
+  }
+  std::istringstream scales(of.scales == "-" ? "" : of.scales);
+  for (std::string offset; std::getline(scales, offset, ',');)
+    for (std::size_t at = std::stoul(offset); at < bytes; at += block_bytes) out[at] &= std::byte{0xbf};
+  return out;
+}
+
+std::string hexadecimal(std::uint64_t number, int digits) {
+  std::string text(static_cast<std::size_t>(digits), '0');
+  for (auto digit = text.rbegin(); digit != text.rend(); ++digit, number /= 16)
+    *digit = "0123456789abcdef"[number % 16];
+  return text;
+}
+
+// 1,024 blocks name every entry of every grid.
+TEST(Dequantize, IsWhatGgufSaysBitForBit) {
+  constexpr std::size_t kBlocks = 1024;
+  std::set<DType> types;
+  for (const OfGguf& of : read_gguf_values()) {
+    const auto type = static_cast<DType>(of.number);
+    types.insert(type);
+    const DTypeTraits& traits = dtype_traits(type);
+    EXPECT_EQ(traits.name, of.name);
+    const std::vector<std::byte> bytes = blocks_of_gguf(of, kBlocks * traits.block_bytes, traits.block_bytes);
+    std::string block;
+    for (std::size_t i = 0; i < traits.block_bytes; ++i)
+      block += hexadecimal(std::to_integer<std::uint64_t>(bytes[i]), 2);
+    ASSERT_EQ(block, of.block) << of.name;
+    const std::vector<float> values = values_of(type, bytes);
+    for (std::size_t i = 0; i < traits.block_elements; ++i)
+      EXPECT_EQ(hexadecimal(std::bit_cast<std::uint32_t>(values[i]), 8), of.values.substr(8 * i, 8))
+          << of.name << " " << i << ": " << values[i];
+    std::uint64_t sum = 0;
+    for (std::size_t i = 0; i < values.size(); ++i) sum += std::bit_cast<std::uint32_t>(values[i]) * (2 * i + 1);
+    EXPECT_EQ(hexadecimal(sum, 16), of.sum) << of.name;
+  }
+  for (const DType type : all_dtypes())
+    EXPECT_EQ(types.count(type) != 0, is_quantized(type)) << dtype_traits(type).name;
+}
+
+TEST(Dequantize, ScalesOfMxfp4) {
+  std::vector<std::byte> block(17, std::byte{0x21});  // codes 1 and 2: 0.5 and 1
+  for (int e = 0; e < 256; ++e) {
+    block[0] = static_cast<std::byte>(e);
+    const std::vector<float> values = values_of(DType::kMXFP4, block);
+    EXPECT_EQ(values[0], std::ldexp(1.0F, e - 128)) << e;
+    EXPECT_EQ(values[31], std::ldexp(1.0F, e - 127)) << e;
   }
 }
 

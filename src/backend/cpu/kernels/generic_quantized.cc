@@ -26,13 +26,30 @@ struct Generic {
 
   [[gnu::always_inline]] static Words eight_bits(Words values) { return values ^ 0x80808080u; }
 
-  // Maps each byte's 4-bit code to its table value plus 128.
-  [[gnu::always_inline]] static Words iq4_values(Words codes) {
+  [[gnu::always_inline]] static Words bytes(const std::byte* p) {
+    Words words;
+    for (int o = 0; o < kPanel; ++o) words[o] = std::to_integer<std::uint32_t>(p[o]);
+    return words;
+  }
+
+  // Maps each byte's 4-bit code to its byte of a table of 16.
+  [[gnu::always_inline]] static Words lookup(const std::uint8_t* table, Words codes) {
     Words values{};
     for (int o = 0; o < kPanel; ++o)
-      for (int shift = 0; shift < 32; shift += 8)
-        values[o] |= static_cast<std::uint32_t>(kIq4Values[codes[o] >> shift & 15] + 128) << shift;
+      for (int shift = 0; shift < 32; shift += 8) values[o] |= std::uint32_t{table[codes[o] >> shift & 15]} << shift;
     return values;
+  }
+
+  // Maps each byte's 4-bit code to its table value plus 128.
+  [[gnu::always_inline]] static Words iq4_values(Words codes) {
+    return lookup(reinterpret_cast<const std::uint8_t*>(kIq4Values), codes) ^ 0x80808080u;
+  }
+
+  // The entries of a table at the indices.
+  [[gnu::always_inline]] static Words gather(const std::uint32_t* table, Words indices) {
+    Words entries;
+    for (int o = 0; o < kPanel; ++o) entries[o] = table[indices[o]];
+    return entries;
   }
 
   // start + the products of 4 * kWords inputs, from word kFirst on.

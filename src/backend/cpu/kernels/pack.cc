@@ -12,9 +12,8 @@ constexpr int kLargestBlockBytes = 210;
 
 // Returns whether the fields cover all bytes of a block.
 constexpr bool covers_block(const QuantizedLayout& layout) {
-  int bytes = layout.words() * 4;
-  for (const int half : layout.half_fields) bytes += half >= 0 ? 2 : 0;
-  return bytes == layout.block_bytes && bytes <= kLargestBlockBytes;
+  const int bytes = layout.words() * 4;
+  return bytes + layout.tail_bytes() == layout.block_bytes && layout.block_bytes <= kLargestBlockBytes;
 }
 static_assert([] {
   for (const QuantizedLayout& layout : kQuantizedLayouts)
@@ -22,38 +21,63 @@ static_assert([] {
   return true;
 }());
 
-// Bit 4g + k to bit g of byte k, and back.
-std::uint32_t group_bits(std::uint32_t bits) {
-  std::uint32_t grouped = 0;
-  for (int i = 0; i < 32; ++i) grouped |= (bits >> i & 1) << (i % 4 * 8 + i / 4);
-  return grouped;
-}
-std::uint32_t ungroup_bits(std::uint32_t grouped) {
-  std::uint32_t bits = 0;
-  for (int i = 0; i < 32; ++i) bits |= (grouped >> (i % 4 * 8 + i / 4) & 1) << i;
-  return bits;
+// How the bits of a word are rearranged.
+enum class BitOrder {
+  kFile,
+  kGrouped,   // bit 4g + k to bit g of byte k
+  kSevenths,  // as if the highest four bits stood behind every seventh bit, then kGrouped
+};
+
+BitOrder bit_order(DType type, int word) {
+  switch (type) {
+    case DType::kQ5_0:
+    case DType::kQ5_1: return word == 0 ? BitOrder::kGrouped : BitOrder::kFile;
+    case DType::kIQ2_S: return word >= 8 && word < 16 ? BitOrder::kGrouped : BitOrder::kFile;
+    case DType::kIQ3_S: return word >= 18 && word < 26 ? BitOrder::kGrouped : BitOrder::kFile;
+    case DType::kIQ2_XXS: return word % 2 != 0 ? BitOrder::kSevenths : BitOrder::kFile;
+    case DType::kIQ3_XXS: return word >= 16 ? BitOrder::kSevenths : BitOrder::kFile;
+    default: return BitOrder::kFile;
+  }
 }
 
-bool has_grouped_bits(DType type) {
-  return type == DType::kQ5_0 || type == DType::kQ5_1;
+// Where bit `bit` of a word of the file goes. REQUIRES: an order other than kFile.
+int packed_bit(BitOrder order, int bit) {
+  if (order == BitOrder::kSevenths) bit = bit < 28 ? bit / 7 * 8 + bit % 7 : (bit - 28) * 8 + 7;
+  return bit % 4 * 8 + bit / 4;
 }
 
 // Convert word number `word` of a block from the file to its packed form, and back.
 std::uint32_t packed_word(DType type, int word, std::uint32_t bits) {
-  return has_grouped_bits(type) && word == 0 ? group_bits(bits) : bits;
+  const BitOrder order = bit_order(type, word);
+  if (order == BitOrder::kFile) return bits;
+  std::uint32_t packed = 0;
+  for (int i = 0; i < 32; ++i) packed |= (bits >> i & 1) << packed_bit(order, i);
+  return packed;
 }
-std::uint32_t file_word(DType type, int word, std::uint32_t bits) {
-  return has_grouped_bits(type) && word == 0 ? ungroup_bits(bits) : bits;
+std::uint32_t file_word(DType type, int word, std::uint32_t packed) {
+  const BitOrder order = bit_order(type, word);
+  if (order == BitOrder::kFile) return packed;
+  std::uint32_t bits = 0;
+  for (int i = 0; i < 32; ++i) bits |= (packed >> packed_bit(order, i) & 1) << i;
+  return bits;
 }
 
-// Calls on_word(word, offset in the file's block) and on_half(half field, offset in the file's block).
-template <class OnWord, class OnHalf>
-void for_each_field(const QuantizedLayout& layout, const OnWord& on_word, const OnHalf& on_half) {
+// A field behind the words: `bytes` of each output.
+struct TailField {
+  int offset = 0;         // in the file's block
+  std::size_t first = 0;  // of output 0, from where the block's tail begins
+  std::size_t bytes = 0;
+};
+
+// Calls on_word(word, offset in the file's block) and on_tail(TailField).
+template <class OnWord, class OnTail>
+void for_each_field(const QuantizedLayout& layout, const OnWord& on_word, const OnTail& on_tail) {
   int word = 0;
   for (const QuantizedLayout::WordField& field : layout.word_fields)
     for (int w = 0; w < field.words; ++w, ++word) on_word(word, field.offset + w * 4);
   for (std::size_t h = 0; h < layout.half_fields.size(); ++h)
-    if (layout.half_fields[h] >= 0) on_half(h, layout.half_fields[h]);
+    if (layout.half_fields[h] >= 0) on_tail(TailField{layout.half_fields[h], h * kPanel * 2, 2});
+  if (layout.byte_field >= 0) on_tail(TailField{layout.byte_field, 0, 1});
 }
 
 void pack_block(const QuantizedLayout& layout, const std::byte* block, int lane, const QuantizedLayout::Place& place,
@@ -66,8 +90,9 @@ void pack_block(const QuantizedLayout& layout, const std::byte* block, int lane,
         bits = packed_word(layout.type, word, bits);
         std::memcpy(panel + place.words + (word * kPanel + lane) * 4, &bits, sizeof bits);
       },
-      [&](std::size_t half, int offset) {
-        std::memcpy(panel + place.halves + half * kPanel * 2 + lane * 2, block + offset, 2);
+      [&](const TailField& field) {
+        std::memcpy(panel + place.tail + field.first + static_cast<std::size_t>(lane) * field.bytes,
+                    block + field.offset, field.bytes);
       });
 }
 
@@ -81,8 +106,9 @@ void unpack_block(const QuantizedLayout& layout, const std::byte* panel, const Q
         bits = file_word(layout.type, word, bits);
         std::memcpy(block + offset, &bits, sizeof bits);
       },
-      [&](std::size_t half, int offset) {
-        std::memcpy(block + offset, panel + place.halves + half * kPanel * 2 + lane * 2, 2);
+      [&](const TailField& field) {
+        std::memcpy(block + field.offset,
+                    panel + place.tail + field.first + static_cast<std::size_t>(lane) * field.bytes, field.bytes);
       });
 }
 

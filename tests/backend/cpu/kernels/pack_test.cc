@@ -105,6 +105,49 @@ TEST(Pack, BytesAreThoseOfTheName) {
     }
 }
 
+// A scale of eight bits: words of four, scales of four; what is left of a panel together.
+TEST(Pack, BytesOfBlocksWithScalesOfEightBits) {
+  Random random(7);
+  constexpr int kBlocks = 6;
+  const std::vector<std::byte> rows = random_rows(DType::kMXFP4, 16, kBlocks * 32, random);
+  Fenced<std::byte> packed(kPanelPacking.bytes(DType::kMXFP4, 16, kBlocks * 32), std::size_t{64});
+  kPanelPacking.pack({DType::kMXFP4, 16, kBlocks * 32, packed.data()}, rows.data(), {}, 0, 1, packed.data());
+  constexpr int kWords[kBlocks] = {0, 256, 512, 768, 1088, 1344};
+  constexpr int kScales[kBlocks] = {1024, 1040, 1056, 1072, 1600, 1616};
+  for (int output = 0; output < 16; ++output)
+    for (int b = 0; b < kBlocks; ++b) {
+      const std::byte* block = rows.data() + (output * kBlocks + b) * 17;
+      EXPECT_EQ(packed.data()[kScales[b] + output], block[0]);
+      for (int word = 0; word < 4; ++word)
+        EXPECT_EQ(std::memcmp(packed.data() + kWords[b] + (word * 16 + output) * 4, block + 1 + word * 4, 4), 0);
+    }
+}
+
+// Signs are grouped: that of input 4g + k is bit g of byte k. Of four times seven, scales take the place of the eighth.
+TEST(Pack, BitsOfSigns) {
+  struct Case {
+    DType type;
+    int word;  // of the block
+    int offset;
+    int file_bit;
+    std::uint32_t packed;
+  };
+  for (const Case& c :
+       {Case{DType::kIQ3_S, 18, 74, 0, 1}, Case{DType::kIQ3_S, 25, 74 + 28, 13, 1U << (8 + 3)},
+        Case{DType::kIQ2_S, 8, 34, 31, 1U << 31}, Case{DType::kIQ2_XXS, 1, 6, 6, 1U << (16 + 1)},
+        Case{DType::kIQ2_XXS, 15, 2 + 60, 7, 1U << 2}, Case{DType::kIQ3_XXS, 16, 66, 28, 1U << (24 + 1)},
+        Case{DType::kIQ3_XXS, 23, 66 + 28, 31, 1U << (24 + 7)}}) {
+    std::vector<std::byte> row(dtype_traits(c.type).block_bytes);
+    const std::uint32_t bits = 1U << c.file_bit;
+    std::memcpy(row.data() + c.offset, &bits, sizeof bits);
+    Fenced<std::byte> packed(kPanelPacking.bytes(c.type, 1, 256), std::size_t{64});
+    kPanelPacking.pack({c.type, 1, 256, packed.data()}, row.data(), {}, 0, 1, packed.data());
+    std::uint32_t word = 0;
+    std::memcpy(&word, packed.data() + c.word * 64, sizeof word);
+    EXPECT_EQ(word, c.packed) << dtype_traits(c.type).name << " " << c.file_bit;
+  }
+}
+
 // Heads whose rotated pairs are i and i + rotary / 2, of which a matrix takes only some rows.
 TEST(Pack, RowOrderMakesPairsAdjacent) {
   Random random(4);

@@ -54,7 +54,7 @@ struct OpenParts {
     const std::byte* ahead = panel + static_cast<std::size_t>(first_block) * kBlockBytes + kPrefetchBytes;
     for (int b = 0; b * B::kParts < parts; ++b, ahead += kBlockBytes) {
       const QuantizedLayout::Place place = B::kLayout.place(first_block + b, blocks);
-      const B block(panel + place.words, panel + place.halves, 0);
+      const B block(panel + place.words, panel + place.tail, 0);
 #pragma GCC unroll 8
       for (int part = 0; part < B::kParts; ++part) {
         const Prefetches<kPartLines> fetch{ahead + part * kPartBytes};
@@ -95,7 +95,7 @@ struct StoredParts {
   }
   template <int kNext>
   [[gnu::always_inline]] std::array<Floats, 1> scales_of(int part) const {
-    return {Avx512::halves(data + part * kBytes + kPlaces[kNext].halves)};
+    return {Avx512::halves(data + part * kBytes + kPlaces[kNext].tail)};
   }
 
   // As of OpenParts. REQUIRES: `blocks` and `first` are even.

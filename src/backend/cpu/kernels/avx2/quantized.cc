@@ -28,10 +28,23 @@ struct Avx2 {
 
   [[gnu::always_inline]] static Words eight_bits(Words values) { return values; }
 
-  [[gnu::always_inline]] static Words iq4_values(Words codes) {
-    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kIq4Values));
+  [[gnu::always_inline]] static Words bytes(const std::byte* p) {
+    return reinterpret_cast<Words>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  }
+
+  [[gnu::always_inline]] static Words lookup(const std::uint8_t* table, Words codes) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
     return reinterpret_cast<Words>(
-        _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), reinterpret_cast<__m256i>(codes)));
+        _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(bytes), reinterpret_cast<__m256i>(codes)));
+  }
+
+  [[gnu::always_inline]] static Words iq4_values(Words codes) {
+    return lookup(reinterpret_cast<const std::uint8_t*>(kIq4Values), codes);
+  }
+
+  [[gnu::always_inline]] static Words gather(const std::uint32_t* table, Words indices) {
+    return reinterpret_cast<Words>(
+        _mm256_i32gather_epi32(reinterpret_cast<const int*>(table), reinterpret_cast<__m256i>(indices), 4));
   }
 
   [[gnu::always_inline]] static __m256i four_inputs(const std::int8_t* a) {

@@ -25,6 +25,20 @@ struct Avx512 {
 
   [[gnu::always_inline]] static Words eight_bits(Words values) { return values ^ 0x80808080u; }
 
+  [[gnu::always_inline]] static Words bytes(const std::byte* p) {
+    return reinterpret_cast<Words>(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+
+  [[gnu::always_inline]] static Words lookup(const std::uint8_t* table, Words codes) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+    return reinterpret_cast<Words>(
+        _mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), reinterpret_cast<__m512i>(codes)));
+  }
+
+  [[gnu::always_inline]] static Words gather(const std::uint32_t* table, Words indices) {
+    return reinterpret_cast<Words>(_mm512_i32gather_epi32(reinterpret_cast<__m512i>(indices), table, 4));
+  }
+
   [[gnu::always_inline]] static Words iq4_values(Words codes) {
     const __m128i table = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kIq4Values)),
                                         _mm_set1_epi8(static_cast<char>(0x80)));
