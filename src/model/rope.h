@@ -29,7 +29,12 @@ Result<RotaryEmbedding> plain_rotary_embedding(int dims, double base);
 
 // `prefix`: the architecture's name. `dims`: rotated dimensions. `context`: trained context, used as YaRN's original
 // context if the file names none. Errors: kUnsupported for other rules (named), kDataLoss for values out of range.
+// Where YaRN's interpolation begins and ends.
+enum class YarnRange {
+  kWholePairs,  // at whole pairs: the reference implementation
+  kExact,       // between them (gpt-oss)
+};
 Result<RotaryEmbedding> read_rotary_embedding(const gguf::File& file, std::string_view prefix, int dims,
-                                              std::int64_t context);
+                                              std::int64_t context, YarnRange range = YarnRange::kWholePairs);
 
 }  // namespace kvasir
