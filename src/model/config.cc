@@ -150,7 +150,8 @@ Result<ModelConfig> read_model_config(const gguf::File& file, std::span<const Fa
   if (embedding->dims[1] > 1 << 24) return data_loss("a vocabulary of {} is implausible", embedding->dims[1]);
   config.vocabulary = static_cast<int>(embedding->dims[1]);
   config.rotary.resize(1);
-  KVASIR_ASSIGN_OR_RETURN(config.rotary.front(), read_rotary_embedding(file, architecture, rotary, config.context));
+  KVASIR_ASSIGN_OR_RETURN(config.rotary.front(),
+                          read_rotary_embedding(file, architecture, rotary, config.context, config.family->yarn));
   if (config.family->adjust != nullptr) KVASIR_RETURN_IF_ERROR(config.family->adjust(keys, &config));
   KVASIR_RETURN_IF_ERROR(keys.refuse_other_features());
   KVASIR_RETURN_IF_ERROR(check_governed(config));

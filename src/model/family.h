@@ -43,6 +43,7 @@ struct Family {
   NormKind norm = NormKind::kRms;
   FeedForwardSpec feed_forward;  // its sizes are read from the file
   TensorLayout tensors;
+  YarnRules yarn;
   // Changes a model whose layers are all alike, with the sizes, heads and rotation that the usual keys say, into what
   // the file describes. Null: nothing else is to be read.
   Status (*adjust)(Keys& keys, ModelConfig* model) = nullptr;

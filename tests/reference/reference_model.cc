@@ -267,8 +267,11 @@ void ReferenceModel::read_rope(const gguf::File& file, const std::string& arch) 
     const auto dimension = [&](double rotations) {
       return rotated * std::log(original / (rotations * 2 * std::acos(-1.0))) / (2 * std::log(base));
     };
-    low = std::max(std::floor(dimension(float_or(file, scaling + "yarn_beta_fast", 32))), 0.0);
-    high = std::min(std::ceil(dimension(float_or(file, scaling + "yarn_beta_slow", 1))), rotated - 1.0);
+    // gpt-oss does not begin and end at whole dimensions.
+    const double first = dimension(float_or(file, scaling + "yarn_beta_fast", 32));
+    const double last = dimension(float_or(file, scaling + "yarn_beta_slow", 1));
+    low = std::max(oss_ ? first : std::floor(first), 0.0);
+    high = std::min(oss_ ? last : std::ceil(last), rotated - 1.0);
     if (low == high) high += 0.001;
     magnitude_ = float_or(file, scaling + "yarn_attn_factor", 0.1 * std::log(factor) + 1);
   }

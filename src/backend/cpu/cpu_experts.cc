@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backend/cpu/pass_tables.h"
 #include "base/check.h"
 
 namespace kvasir {

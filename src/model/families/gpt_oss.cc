@@ -8,9 +8,6 @@ namespace {
 
 Status adjust_gpt_oss(Keys& keys, ModelConfig* model) {
   KVASIR_ASSIGN_OR_RETURN(const int window, keys.positive("attention.sliding_window", 1u << 24));
-  KVASIR_ASSIGN_OR_RETURN(model->rotary.front(),
-                          read_rotary_embedding(keys.file(), model->architecture(), model->rotary.front().dims,
-                                                model->context, YarnRange::kExact));
   // Layers alternate, and the first has the window.
   KVASIR_ASSIGN_OR_RETURN(const std::vector<bool> windowed, read_windowed_layers(keys, *model, 2));
   for (std::size_t l = 0; l < model->layers.size(); ++l) {
@@ -32,6 +29,7 @@ const Family& gpt_oss_family() {
                   .qkv_bias = Presence::kAlways,
                   .other_biases = Presence::kAlways,
                   .ffn_norm = "post_attention_norm"},
+      .yarn = {.exact_range = true},
       .adjust = adjust_gpt_oss,
   };
   return kFamily;

@@ -28,6 +28,7 @@ const Family& mistral3_family() {
       .name = "mistral3",
       .covers = "Ministral 3, Mistral Small 3",
       .tensors = {.other_biases = Presence::kOptional},
+      .yarn = {.log_multiplier = true},
       .adjust = adjust_mistral3,
   };
   return kFamily;
