@@ -19,6 +19,7 @@
 
 #include "backend/activation_function.h"
 #include "backend/batch.h"
+#include "backend/expert_choice.h"
 #include "backend/page_access.h"
 #include "backend/page_store.h"
 #include "backend/row_order.h"
@@ -44,6 +45,19 @@ struct LayerShape {
   bool windowed = false;  // some batches hide tokens beyond a sliding window
   int rotation = 0;       // index in BackendShape::rotations
   float scale = 0;        // of queries; 0: 1 / sqrt(head_dim)
+  float softcap = 0;      // scores become softcap * tanh(score / softcap); 0: they stay
+  // Queries are multiplied by 1 + temperature * ln(1 + floor(position / temperature_span)): the position of the token's
+  // own key.
+  float temperature = 0;
+  std::int64_t temperature_span = 0;
+  bool gated = false;  // kGate holds as much as the attention gives
+  // A mixture of experts; count 0: none.
+  struct Experts {
+    int count = 0;
+    int used = 0;    // of a row
+    int hidden = 0;  // of one
+  };
+  Experts experts;
   // Replaces attention, and the layer has no heads; null: the layer has attention.
   std::shared_ptr<const StateMixer> mixer;
 
@@ -81,8 +95,9 @@ enum class Activation : int {
   kGate,
   kUp,
   kProjected,
+  kRouter,
 };
-inline constexpr int kActivations = 9;
+inline constexpr int kActivations = 10;
 // The inputs of a StateMixer, in order.
 inline constexpr Activation kMixerInputs[StateMixer::kMostInputs] = {
     Activation::kQuery, Activation::kKey, Activation::kValue, Activation::kGate, Activation::kUp};
@@ -129,13 +144,15 @@ class Backend {
   };
   virtual void begin(const Pass& pass) = 0;
 
-  // kResidual = the embeddings of the batch's tokens, times `scale`.
-  virtual void embed(WeightId embedding, float scale) = 0;
+  // kResidual = the embeddings of the batch's tokens, times `scale`; plus, unless it is kNoWeight, the row of
+  // `positions` [positions][width] for the position at which the sequence's first table has the token's key. Positions
+  // beyond the last row have that row.
+  virtual void embed(WeightId embedding, float scale, WeightId positions) = 0;
 
-  // to = rms or layer norm of `from` (KernelTable::rms_norm, layer_norm).
+  // to = rms or layer norm of `from` (KernelTable::rms_norm, layer_norm). The bias may be kNoWeight: zeros.
   virtual void rms_norm(Activation from, WeightId weight, float eps, Activation to) = 0;
   virtual void layer_norm(Activation from, WeightId weight, WeightId bias, float eps, Activation to) = 0;
-  // The RMSNorm of each of `heads` heads, in place.
+  // The RMSNorm of each of `heads` heads, in place. The weight may be kNoWeight: ones.
   virtual void rms_norm_heads(Activation x, WeightId weight, int heads, float eps) = 0;
 
   struct Product {
@@ -149,11 +166,37 @@ class Backend {
   virtual void activate(ActivationFunction function, Activation gate, Activation up) = 0;  // up = function(gate) * up
   virtual void activate(ActivationFunction function, Activation x) = 0;                    // x = function(x)
   virtual void add(Activation to, Activation x) = 0;                                       // to += x
+  virtual void copy(Activation from, Activation to) = 0;                                   // to = from
+  virtual void scale(Activation x, float factor) = 0;                                      // x *= factor
+  // Multiplies each row of x by sigmoid(weights . the row of `gate`).
+  virtual void scale_rows(Activation x, Activation gate, WeightId weights) = 0;
+
+  // The feed-forward networks of a mixture of experts. Matrices and biases of expert e are those of expert 0 plus e.
+  struct Experts {
+    struct Matrix {
+      WeightId first = kNoWeight;
+      WeightId bias = kNoWeight;  // vectors, or none
+    };
+    ExpertChoice choice;
+    int count = 0;
+    WeightId selection_bias = kNoWeight;  // [count], or none
+    ActivationFunction function = ActivationFunction::kSilu;
+    Matrix gate, up, down;
+    bool adds = false;
+  };
+  // kProjected = the weighted sum of down(function(gate(x)) * up(x)) over the experts that the router's outputs in
+  // kRouter choose for a row x of kNormalized, in ascending order of experts; added to what is there, if `adds`. Only
+  // the weights of chosen experts are read, and those of each once.
+  virtual void run_experts(const Experts& experts) = 0;
 
   // Rotates kKey and writes it and kValue to the batch's slots of the layer's lanes.
   virtual void store(int layer) = 0;
+  struct AttentionWeights {
+    WeightId sinks = kNoWeight;  // [heads]: a number whose exponential is added to the softmax's sum; or none
+    WeightId query_scales[2] = {kNoWeight, kNoWeight};  // [head_dim]: what rotated queries are multiplied by; or none
+  };
   // kAttention = attention of kQuery over the layer's lanes. Listeners of the sequences are told.
-  virtual void attend(int layer) = 0;
+  virtual void attend(int layer, const AttentionWeights& weights) = 0;
   // kAttention = the output of the layer's mixer over kMixerInputs. Advances the states of the batch's sequences.
   virtual void mix(int layer, std::span<const WeightId> parameters) = 0;
 
@@ -162,9 +205,18 @@ class Backend {
     std::span<const float> logits;  // [rows whose logits are wanted][vocabulary]
     std::span<const float> hidden;  // [rows whose hidden states are wanted][width]
   };
-  // Hidden states: the norm (as rms_norm, or layer_norm with a bias) of rows of kResidual. Logits: the output matrix
-  // times hidden states. Overwrites kResidual.
-  virtual Outputs outputs(WeightId output, WeightId norm, WeightId norm_bias, float eps) = 0;
+  struct OutputWeights {
+    WeightId matrix = kNoWeight;
+    WeightId norm = kNoWeight;
+    WeightId norm_bias = kNoWeight;
+    bool layer_norm = false;
+    float eps = 0;
+    float scale = 1;    // of logits
+    float softcap = 0;  // then logits become softcap * tanh(logit / softcap); 0: they stay
+  };
+  // Hidden states: the norm (as rms_norm, or layer_norm) of rows of kResidual. Logits: the output matrix times hidden
+  // states. Overwrites kResidual.
+  virtual Outputs outputs(const OutputWeights& weights) = 0;
 
   // -- Memory --
 

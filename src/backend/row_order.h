@@ -11,12 +11,13 @@ struct RowOrder {
   int first = 0;
   int head_dim = 0;
   int rotary = 0;
+  int stride = 0;  // rows from one head to the next; 0: head_dim
 
   int row(int output) const {
-    if (rotary == 0) return first + output;
+    if (rotary == 0 && stride == 0) return first + output;
     const int d = output % head_dim;
-    if (d >= rotary) return first + output;
-    return first + output - d + d / 2 + d % 2 * (rotary / 2);
+    const int head = first + (stride > 0 ? output / head_dim * stride : output - d);
+    return head + (d >= rotary ? d : d / 2 + d % 2 * (rotary / 2));
   }
 };
 

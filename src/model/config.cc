@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <variant>
 
 #include "backend/backend.h"
 #include "base/status.h"
@@ -10,10 +11,31 @@
 namespace kvasir {
 namespace {
 
+// A list has one number for each layer, and 0 for layers without attention.
+Result<int> read_kv_heads(Keys& keys, int heads) {
+  constexpr std::string_view kKey = "attention.head_count_kv";
+  const gguf::Value* value = keys.file().find(keys.name(kKey));
+  if (value == nullptr || !std::holds_alternative<gguf::Array>(value->data))
+    return keys.positive_or(kKey, kMaxHeads, heads);
+  KVASIR_ASSIGN_OR_RETURN(const int layers, keys.positive("block_count", 4096));
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<std::int64_t> listed, keys.list(kKey));
+  if (listed.size() != static_cast<std::size_t>(layers))
+    return data_loss("{} has {} values for {} layers", keys.name(kKey), listed.size(), layers);
+  std::int64_t most = 0;
+  for (const std::int64_t of_layer : listed) {
+    if (of_layer < 0 || of_layer > kMaxHeads) return data_loss("{}: {} heads", keys.name(kKey), of_layer);
+    if (of_layer != 0 && most != 0 && of_layer != most)
+      return unsupported("{}: layers with different numbers of KV heads are not supported", keys.name(kKey));
+    most = std::max(most, of_layer);
+  }
+  if (most == 0) return unsupported("no layer has attention: such models are not supported");
+  return static_cast<int>(most);
+}
+
 Result<AttentionSpec> read_attention(Keys& keys, int width) {
   AttentionSpec spec;
   KVASIR_ASSIGN_OR_RETURN(spec.heads, keys.positive("attention.head_count", kMaxHeads));
-  KVASIR_ASSIGN_OR_RETURN(spec.kv_heads, keys.positive_or("attention.head_count_kv", kMaxHeads, spec.heads));
+  KVASIR_ASSIGN_OR_RETURN(spec.kv_heads, read_kv_heads(keys, spec.heads));
   if (spec.heads % spec.kv_heads != 0)
     return data_loss("{} query heads do not divide among {} KV heads", spec.heads, spec.kv_heads);
   if (!keys.has("attention.key_length") && width % spec.heads != 0)
@@ -78,8 +100,13 @@ int ModelConfig::governed_layers() const {
   return static_cast<int>(std::ranges::count_if(layers, [&](const LayerSpec& layer) { return is_governed(layer); }));
 }
 
+int ModelConfig::first_governed_layer() const {
+  const auto first = std::ranges::find_if(layers, [&](const LayerSpec& layer) { return is_governed(layer); });
+  return static_cast<int>(first - layers.begin());
+}
+
 const AttentionSpec& ModelConfig::governed() const {
-  return std::ranges::find_if(layers, [&](const LayerSpec& layer) { return is_governed(layer); })->attention;
+  return layers[static_cast<std::size_t>(first_governed_layer())].attention;
 }
 
 Result<ModelConfig> read_model_config(const gguf::File& file, std::span<const Family* const> known) {
@@ -95,7 +122,14 @@ Result<ModelConfig> read_model_config(const gguf::File& file, std::span<const Fa
   if (file.find("general.name") != nullptr) {
     KVASIR_ASSIGN_OR_RETURN(config.name, file.get_string("general.name"));
   }
-  KVASIR_ASSIGN_OR_RETURN(const int layers, keys.positive("block_count", 4096));
+  KVASIR_ASSIGN_OR_RETURN(int layers, keys.positive("block_count", 4096));
+  if (keys.has("nextn_predict_layers")) {
+    KVASIR_ASSIGN_OR_RETURN(const std::uint64_t further, keys.count("nextn_predict_layers"));
+    if (further >= static_cast<std::uint64_t>(layers))
+      return data_loss("{} is {}, and the file has {} layers", keys.name("nextn_predict_layers"), further, layers);
+    config.further_layers = static_cast<int>(further);
+    layers -= config.further_layers;
+  }
   KVASIR_ASSIGN_OR_RETURN(config.width, keys.positive("embedding_length", 1 << 20));
   LayerSpec layer;
   layer.feed_forward = config.family->feed_forward;
@@ -116,7 +150,8 @@ Result<ModelConfig> read_model_config(const gguf::File& file, std::span<const Fa
   if (embedding->dims[1] > 1 << 24) return data_loss("a vocabulary of {} is implausible", embedding->dims[1]);
   config.vocabulary = static_cast<int>(embedding->dims[1]);
   config.rotary.resize(1);
-  KVASIR_ASSIGN_OR_RETURN(config.rotary.front(), read_rotary_embedding(file, architecture, rotary, config.context));
+  KVASIR_ASSIGN_OR_RETURN(config.rotary.front(),
+                          read_rotary_embedding(file, architecture, rotary, config.context, config.family->yarn));
   if (config.family->adjust != nullptr) KVASIR_RETURN_IF_ERROR(config.family->adjust(keys, &config));
   KVASIR_RETURN_IF_ERROR(keys.refuse_other_features());
   KVASIR_RETURN_IF_ERROR(check_governed(config));

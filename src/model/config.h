@@ -27,8 +27,13 @@ struct ModelConfig {
   NormKind norm = NormKind::kRms;
   float norm_eps = 0;
   float embedding_scale = 1;            // of embeddings of tokens
+  bool learned_positions = false;       // tensor position_embd: [context] rows, added to embeddings of tokens
+  float residual_scale = 1;             // of what layers add
+  float logit_scale = 1;                // of logits
+  float logit_softcap = 0;              // logits become softcap * tanh(logit / softcap); 0: they stay
   std::vector<RotaryEmbedding> rotary;  // that layers use
   std::vector<LayerSpec> layers;        // at least one
+  int further_layers = 0;               // in the file behind them, which guess further tokens; they are not run
 
   std::string_view architecture() const;  // general.architecture
   int layer_count() const { return static_cast<int>(layers.size()); }
@@ -38,6 +43,7 @@ struct ModelConfig {
   // Number of those layers, and what they have in common.
   int governed_layers() const;
   const AttentionSpec& governed() const;
+  int first_governed_layer() const;
 };
 
 std::span<const Family* const> families();  // all that are built in, by name (model/family.h)

@@ -1,6 +1,7 @@
 #include "model/family.h"
 
 #include <algorithm>
+#include <variant>
 
 #include "base/status.h"
 
@@ -20,6 +21,92 @@ Status read_window(Keys& keys, ModelConfig* model) {
   KVASIR_ASSIGN_OR_RETURN(const std::uint64_t window, keys.count("attention.sliding_window"));
   for (LayerSpec& layer : model->layers)
     layer.attention.window = static_cast<std::int64_t>(std::min<std::uint64_t>(window, 1u << 30));
+  return {};
+}
+
+Result<std::vector<bool>> read_windowed_layers(Keys& keys, const ModelConfig& model, int pattern) {
+  constexpr std::string_view kKey = "attention.sliding_window_pattern";
+  const auto layers = static_cast<std::size_t>(model.layer_count());
+  std::vector<bool> windowed(layers);
+  if (keys.has(kKey) && std::holds_alternative<gguf::Array>(keys.file().find(keys.name(kKey))->data)) {
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<std::int64_t> listed, keys.list(kKey));
+    if (listed.size() != layers)
+      return data_loss("{} has {} values for {} layers", keys.name(kKey), listed.size(), layers);
+    for (std::size_t l = 0; l < layers; ++l) windowed[l] = listed[l] != 0;
+    return windowed;
+  }
+  KVASIR_ASSIGN_OR_RETURN(const int every, keys.positive_or(kKey, 4096, pattern));
+  for (std::size_t l = 0; l < layers; ++l) windowed[l] = (l + 1) % static_cast<std::size_t>(every) != 0;
+  return windowed;
+}
+
+Status read_experts(Keys& keys, ModelConfig* model, const ExpertsSpec& usual) {
+  ExpertsSpec experts = usual;
+  KVASIR_ASSIGN_OR_RETURN(experts.count, keys.positive("expert_count", 4096));
+  KVASIR_ASSIGN_OR_RETURN(experts.used, keys.positive("expert_used_count", static_cast<std::uint64_t>(experts.count)));
+  if (keys.has("expert_feed_forward_length")) {
+    KVASIR_ASSIGN_OR_RETURN(experts.hidden, keys.positive("expert_feed_forward_length", 1 << 22));
+  } else {
+    KVASIR_ASSIGN_OR_RETURN(experts.hidden, keys.positive("feed_forward_length", 1 << 22));
+  }
+  if (keys.has("expert_shared_feed_forward_length")) {
+    KVASIR_ASSIGN_OR_RETURN(experts.shared_hidden, keys.positive("expert_shared_feed_forward_length", 1 << 22));
+  } else if (keys.has("expert_shared_count")) {
+    KVASIR_ASSIGN_OR_RETURN(const std::uint64_t shared, keys.count("expert_shared_count"));
+    if (shared > 1024) return data_loss("{} is {}, above 1024", keys.name("expert_shared_count"), shared);
+    experts.shared_hidden = experts.hidden * static_cast<int>(shared);
+  }
+  if (keys.has("expert_weights_scale")) {
+    KVASIR_ASSIGN_OR_RETURN(const double scale, keys.number("expert_weights_scale"));
+    if (!(scale >= 0 && scale < 1e6)) return data_loss("{} is {}", keys.name("expert_weights_scale"), scale);
+    if (scale != 0) experts.scale = static_cast<float>(scale);
+  }
+  if (keys.has("expert_weights_norm")) {
+    KVASIR_ASSIGN_OR_RETURN(experts.normalized, keys.truth("expert_weights_norm"));
+  }
+  if (keys.has("expert_gating_func")) {
+    KVASIR_ASSIGN_OR_RETURN(const std::uint64_t function, keys.count("expert_gating_func"));
+    constexpr ExpertScores kScores[] = {ExpertScores::kSoftmax, ExpertScores::kSigmoid, ExpertScores::kSoftmaxOfChosen};
+    if (function > 3)
+      return unsupported("{} = {}: this way to choose experts is not supported", keys.name("expert_gating_func"),
+                         function);
+    if (function > 0) experts.scores = kScores[function - 1];
+  }
+  for (const std::string_view key : {"expert_group_count", "expert_group_used_count"}) {
+    if (!keys.has(key)) continue;
+    KVASIR_ASSIGN_OR_RETURN(const std::uint64_t groups, keys.count(key));
+    if (groups > 1) return unsupported("{} = {}: experts in groups are not supported", keys.name(key), groups);
+  }
+  std::uint64_t dense = 0;
+  if (keys.has("leading_dense_block_count")) {
+    KVASIR_ASSIGN_OR_RETURN(dense, keys.count("leading_dense_block_count"));
+  }
+  for (std::size_t l = dense; l < model->layers.size(); ++l) {
+    experts.selection_bias = keys.file().find_tensor(fmt::format("blk.{}.exp_probs_b.bias", l)) != nullptr;
+    model->layers[l].experts = experts;
+  }
+  return {};
+}
+
+Status read_scales(Keys& keys, ModelConfig* model) {
+  const auto read = [&](std::string_view key, float* to) -> Status {
+    if (!keys.has(key)) return {};
+    KVASIR_ASSIGN_OR_RETURN(const double value, keys.number(key));
+    if (!(value >= 0 && value < 1e9)) return data_loss("{} is {}, outside 0 to 1e9", keys.name(key), value);
+    if (value != 0) *to = static_cast<float>(value);
+    return {};
+  };
+  AttentionSpec attention;
+  KVASIR_RETURN_IF_ERROR(read("embedding_scale", &model->embedding_scale));
+  KVASIR_RETURN_IF_ERROR(read("residual_scale", &model->residual_scale));
+  KVASIR_RETURN_IF_ERROR(read("logit_scale", &model->logit_scale));
+  KVASIR_RETURN_IF_ERROR(read("final_logit_softcapping", &model->logit_softcap));
+  KVASIR_RETURN_IF_ERROR(read("attention.scale", &attention.scale));
+  KVASIR_RETURN_IF_ERROR(read("attn_logit_softcapping", &attention.softcap));
+  for (LayerSpec& layer : model->layers) {
+    layer.attention.scale = attention.scale;
+    layer.attention.softcap = attention.softcap;
+  }
   return {};
 }
 

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "kvasir/status.h"
 #include "model/config.h"
@@ -24,10 +25,16 @@ enum class Presence { kNever, kOptional, kAlways };
 // Which tensors a layer has, blk.N.*, and how their rows lie. Sizes are those of the layer's specification.
 struct TensorLayout {
   RotaryPairs pairs = RotaryPairs::kAdjacent;
-  bool fused_qkv = false;  // attn_qkv: the rows of queries, keys, values; otherwise attn_q, attn_k, attn_v
+  Presence fused_qkv = Presence::kNever;  // attn_qkv: the rows of queries, keys, values; else attn_q, attn_k, attn_v
+  bool fused_gate_up = false;             // ffn_up: the rows of gate, then of up; otherwise ffn_gate, ffn_up
   Presence qkv_bias = Presence::kNever;
   Presence other_biases = Presence::kNever;  // of attention output and feed-forward
-  Presence qk_norm = Presence::kNever;       // RMSNorm of each head of queries and keys, before the rotation
+  Presence qk_norm = Presence::kNever;       // RMSNorm of queries and keys, before the rotation
+  bool qk_norm_of_row = false;               // of all heads together, not of each
+  bool qk_norm_after_rotation = false;       // rather than before it
+  // Names of the norms before the feed-forward network and before the output.
+  std::string_view ffn_norm = "ffn_norm";
+  std::string_view output_norm = "output_norm";
 };
 
 struct Family {
@@ -36,6 +43,7 @@ struct Family {
   NormKind norm = NormKind::kRms;
   FeedForwardSpec feed_forward;  // its sizes are read from the file
   TensorLayout tensors;
+  YarnRules yarn;
   // Changes a model whose layers are all alike, with the sizes, heads and rotation that the usual keys say, into what
   // the file describes. Null: nothing else is to be read.
   Status (*adjust)(Keys& keys, ModelConfig* model) = nullptr;
@@ -46,5 +54,15 @@ std::string family_names();                 // "gemma3, gptneox, ...", for messa
 
 // For families: gives all layers the window of attention.sliding_window, if the file has it.
 Status read_window(Keys& keys, ModelConfig* model);
+// For families: which layers have the window of attention.sliding_window; the others see everything. The file lists
+// them in attention.sliding_window_pattern, or names there a pattern, of which the last layer sees everything.
+// `pattern`: where the file says nothing.
+Result<std::vector<bool>> read_windowed_layers(Keys& keys, const ModelConfig& model, int pattern);
+// For families: gives all layers but the first leading_dense_block_count experts: `usual`, and what the file says of
+// their sizes, scores and weights, of shared experts, and of a bias for their selection. expert_count must be there.
+Status read_experts(Keys& keys, ModelConfig* model, const ExpertsSpec& usual = {});
+// For families: the factors that some files have in embedding_scale, residual_scale, logit_scale, attention.scale and
+// the limits attn_logit_softcapping and final_logit_softcapping.
+Status read_scales(Keys& keys, ModelConfig* model);
 
 }  // namespace kvasir

@@ -30,6 +30,11 @@ Result<std::uint64_t> Keys::count(std::string_view key) {
   return file_.get_uint(name(key));
 }
 
+Result<std::vector<std::int64_t>> Keys::list(std::string_view key) {
+  read_.emplace(key);
+  return file_.get_ints(name(key));
+}
+
 Status Keys::refuse_other_features() const {
   struct Feature {
     std::string_view key;

@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "gguf/reader.h"
 #include "kvasir/status.h"
@@ -30,6 +31,7 @@ class Keys {
   Result<double> number(std::string_view key);
   Result<bool> truth(std::string_view key);
   Result<std::uint64_t> count(std::string_view key);
+  Result<std::vector<std::int64_t>> list(std::string_view key);  // of integers or bools
 
   // Refuses features that would change the results but that nobody has read: no answer is better than a wrong one.
   // Errors: kUnsupported, which names the key.

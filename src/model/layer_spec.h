@@ -10,13 +10,15 @@
 #include <vector>
 
 #include "backend/activation_function.h"
+#include "backend/expert_choice.h"
 #include "backend/state_mixer.h"
 
 namespace kvasir {
 
 enum class NormKind {
-  kRms,    // RMSNorm; key attention.layer_norm_rms_epsilon
-  kLayer,  // LayerNorm with biases; key attention.layer_norm_epsilon
+  kRms,            // RMSNorm; key attention.layer_norm_rms_epsilon
+  kLayer,          // LayerNorm with biases; key attention.layer_norm_epsilon
+  kUnbiasedLayer,  // LayerNorm without biases; the same key
 };
 
 struct AttentionSpec {
@@ -26,6 +28,16 @@ struct AttentionSpec {
   std::int64_t window = 0;  // a token sees tokens less than this many positions before it; 0: all
   int rotary = 0;           // index in ModelConfig::rotary
   float scale = 0;          // of queries; 0: 1 / sqrt(head_dim)
+  float softcap = 0;        // scores become softcap * tanh(score / softcap); 0: they stay
+  // A number for each query head, which its softmax counts as one more score, of a token without a value: tensor
+  // attn_sinks.weight (gpt-oss, arXiv 2508.10925, section 2.2).
+  bool sinks = false;
+  bool gated =
+      false;  // what a head gives is multiplied by sigmoid(gate(x)): attn_q has its rows behind the head's queries
+  // Queries are multiplied by 1 + temperature * ln(1 + floor(position / temperature_span)) (Llama 4; Nakanishi, arXiv
+  // 2501.19399).
+  float temperature = 0;
+  std::int64_t temperature_span = 0;  // at least 1 with a temperature
 
   int group() const { return heads / kv_heads; }
   // Whether one page table can serve both, and a policy may decide alike for both.
@@ -53,12 +65,31 @@ struct FeedForwardSpec {
   int hidden = 0;  // outputs of gate and up
 };
 
+// A mixture of experts (Shazeer et al. 2017): each row runs the `used` feed-forward networks that the router scores
+// highest, and adds their outputs, weighted. The router is the matrix ffn_gate_inp; the experts' matrices are slices of
+// the tensors ffn_gate_exps, ffn_up_exps and ffn_down_exps.
+struct ExpertsSpec {
+  int count = 0;
+  int used = 0;              // of a row
+  int hidden = 0;            // outputs of an expert's gate and up
+  int shared_hidden = 0;     // of a network that all rows run beside the experts (ffn_*_shexp); 0: none
+  bool shared_gate = false;  // its output is multiplied by sigmoid(ffn_gate_inp_shexp . x)
+  ExpertScores scores = ExpertScores::kSoftmax;
+  bool selection_bias = false;  // exp_probs_b is added to scores when experts are chosen, and not in their weights
+  bool normalized = false;      // the weights of a row's experts are divided by their sum
+  float scale = 1;              // of the weights
+  bool biases = false;          // of the router and the experts
+};
+
 // x += attention(norm(x)); x += feed_forward(norm'(x)). With norms after, what is added is itself normalised first.
 struct LayerSpec {
   AttentionSpec attention;         // of a layer without a state
   std::optional<StateSpec> state;  // in place of attention
   FeedForwardSpec feed_forward;
+  std::optional<ExpertsSpec> experts;  // in place of the feed-forward network, with its function
   bool parallel = false;     // x += attention(norm(x)) + feed_forward(norm'(x)) instead of one after the other
+  bool shared_norm = false;  // parallel, and norm' is norm
+  bool norms_before = true;  // otherwise attention and the feed-forward network read x itself
   bool norms_after = false;  // of attention and of the feed-forward network, before they are added
 };
 

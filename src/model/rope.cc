@@ -34,9 +34,12 @@ double pair_of_rotations(const Yarn& yarn, const RotaryEmbedding& rope, double r
   return rope.dims * std::log(yarn.original_context / (rotations * 2 * std::numbers::pi)) / (2 * std::log(rope.base));
 }
 
-void apply_yarn(const Yarn& yarn, RotaryEmbedding* rope) {
-  const double low = std::max(0.0, std::floor(pair_of_rotations(yarn, *rope, yarn.beta_fast)));
-  const double high = std::min(rope->dims - 1.0, std::ceil(pair_of_rotations(yarn, *rope, yarn.beta_slow)));
+void apply_yarn(const Yarn& yarn, const YarnRules& rules, RotaryEmbedding* rope) {
+  const double first = pair_of_rotations(yarn, *rope, yarn.beta_fast);
+  const double last = pair_of_rotations(yarn, *rope, yarn.beta_slow);
+  const bool exact = rules.exact_range;
+  const double low = std::max(0.0, exact ? first : std::floor(first));
+  const double high = std::min(rope->dims - 1.0, exact ? last : std::ceil(last));
   for (std::size_t i = 0; i < rope->inverse_frequencies.size(); ++i) {
     const double ramp = std::clamp((static_cast<double>(i) - low) / std::max(0.001, high - low), 0.0, 1.0);
     const double original = (1 - ramp) * yarn.extrapolation;
@@ -45,7 +48,8 @@ void apply_yarn(const Yarn& yarn, RotaryEmbedding* rope) {
   }
 }
 
-Status read_yarn(const gguf::File& file, const std::string& scaling, std::int64_t context, RotaryEmbedding* rope) {
+Status read_yarn(const gguf::File& file, const std::string& scaling, std::int64_t context, const YarnRules& rules,
+                 RotaryEmbedding* rope) {
   Yarn yarn;
   KVASIR_ASSIGN_OR_RETURN(yarn.factor, number_or(file, scaling + "factor", 1, 1e6, 1));
   KVASIR_ASSIGN_OR_RETURN(yarn.original_context,
@@ -54,18 +58,20 @@ Status read_yarn(const gguf::File& file, const std::string& scaling, std::int64_
   KVASIR_ASSIGN_OR_RETURN(yarn.beta_fast, number_or(file, scaling + "yarn_beta_fast", 1e-3, 1e6, 32));
   KVASIR_ASSIGN_OR_RETURN(yarn.beta_slow, number_or(file, scaling + "yarn_beta_slow", 1e-3, 1e6, 1));
   KVASIR_ASSIGN_OR_RETURN(const double log_multiplier, number_or(file, scaling + "yarn_log_multiplier", -1e6, 1e6, 0));
-  if (log_multiplier != 0)
+  if (log_multiplier != 0 && !rules.log_multiplier)
     return unsupported("{}yarn_log_multiplier = {}: this variant of YaRN is not supported", scaling, log_multiplier);
-  KVASIR_ASSIGN_OR_RETURN(const double magnitude,
-                          number_or(file, scaling + "yarn_attn_factor", 1e-3, 1e3, 0.1 * std::log(yarn.factor) + 1));
+  // With the multiplier m, the usual magnitude is divided by that of m times the logarithm.
+  const auto magnitude_of = [&](double m) { return 0.1 * m * std::log(yarn.factor) + 1; };
+  const double usual = magnitude_of(1) / magnitude_of(log_multiplier);
+  KVASIR_ASSIGN_OR_RETURN(const double magnitude, number_or(file, scaling + "yarn_attn_factor", 1e-3, 1e3, usual));
   KVASIR_ASSIGN_OR_RETURN(const double attention, number_or(file, scaling + "attn_factor", 1e-3, 1e3, 1));
   rope->magnitude = magnitude * attention;
-  apply_yarn(yarn, rope);
+  apply_yarn(yarn, rules, rope);
   return {};
 }
 
 Status read_scaling(const gguf::File& file, const std::string& rope_prefix, std::int64_t context,
-                    RotaryEmbedding* rope) {
+                    const YarnRules& rules, RotaryEmbedding* rope) {
   const std::string scaling = rope_prefix + "scaling.";
   std::string_view type = "linear";  // old files name only a factor
   if (file.find(scaling + "type") != nullptr) {
@@ -74,7 +80,7 @@ Status read_scaling(const gguf::File& file, const std::string& rope_prefix, std:
   const bool old_key = file.find(scaling + "factor") == nullptr;
   const std::string factor = old_key ? rope_prefix + "scale_linear" : scaling + "factor";
   if (type == "none" || type == "llama3") return {};  // Llama 3's rule comes as rope_freqs.weight
-  if (type == "yarn") return read_yarn(file, scaling, context, rope);
+  if (type == "yarn") return read_yarn(file, scaling, context, rules, rope);
   if (type != "linear")
     return unsupported("RoPE scaling '{}' is not supported; none, linear, yarn and llama3 (frequency factors) are",
                        type.substr(0, 32));
@@ -114,7 +120,7 @@ Result<RotaryEmbedding> plain_rotary_embedding(int dims, double base) {
 }
 
 Result<RotaryEmbedding> read_rotary_embedding(const gguf::File& file, std::string_view prefix, int dims,
-                                              std::int64_t context) {
+                                              std::int64_t context, const YarnRules& rules) {
   const std::string rope_prefix = std::string(prefix) + ".rope.";
   double base = 10000;
   if (file.find(rope_prefix + "freq_base") != nullptr) {
@@ -122,7 +128,7 @@ Result<RotaryEmbedding> read_rotary_embedding(const gguf::File& file, std::strin
     if (!(base > 1)) return data_loss("{}freq_base is {}, not above 1", rope_prefix, base);
   }
   KVASIR_ASSIGN_OR_RETURN(RotaryEmbedding rope, plain_rotary_embedding(dims, base));
-  KVASIR_RETURN_IF_ERROR(read_scaling(file, rope_prefix, context, &rope));
+  KVASIR_RETURN_IF_ERROR(read_scaling(file, rope_prefix, context, rules, &rope));
   KVASIR_RETURN_IF_ERROR(read_factors(file, &rope));
   return rope;
 }

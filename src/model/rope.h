@@ -24,12 +24,18 @@ struct RotaryEmbedding {
   double magnitude = 1;
 };
 
+// What families do with YaRN's parameters.
+struct YarnRules {
+  bool exact_range = false;  // interpolation begins and ends where it would between pairs, not at whole ones (gpt-oss)
+  bool log_multiplier = false;  // the magnitude is divided by 0.1 m ln(factor) + 1 with m = yarn_log_multiplier
+};
+
 // Of `dims` rotated dimensions, without scaling. Errors: kDataLoss for a base that is not above 1.
 Result<RotaryEmbedding> plain_rotary_embedding(int dims, double base);
 
 // `prefix`: the architecture's name. `dims`: rotated dimensions. `context`: trained context, used as YaRN's original
 // context if the file names none. Errors: kUnsupported for other rules (named), kDataLoss for values out of range.
 Result<RotaryEmbedding> read_rotary_embedding(const gguf::File& file, std::string_view prefix, int dims,
-                                              std::int64_t context);
+                                              std::int64_t context, const YarnRules& rules = {});
 
 }  // namespace kvasir

@@ -30,6 +30,7 @@ class Transformer {
   void attend(int number, const AttentionSpec& spec, const LayerWeights& layer) const;
   void mix(int number, const LayerWeights& layer) const;
   void feed_forward(const FeedForwardSpec& spec, const LayerWeights& layer) const;
+  void mix_experts(const LayerSpec& spec, const LayerWeights& layer) const;
   void add(const LayerSpec& spec, const Norm& norm_after) const;
 
   const ModelConfig& config_;

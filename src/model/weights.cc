@@ -31,30 +31,40 @@ class Layout {
     const ModelConfig& c = config_;
     Weights* weights = &map_.weights;
     KVASIR_RETURN_IF_ERROR(matrix("token_embd.weight", {c.vocabulary, c.width}, &weights->embedding));
+    if (c.learned_positions)
+      KVASIR_RETURN_IF_ERROR(
+          matrix("position_embd.weight", {static_cast<int>(c.context), c.width}, &weights->positions));
     weights->layers.resize(c.layers.size());
     for (std::size_t l = 0; l < c.layers.size(); ++l) {
       LayerWeights& layer = weights->layers[l];
       const std::string prefix = fmt::format("blk.{}.", l);
-      KVASIR_RETURN_IF_ERROR(norm(prefix + "attn_norm", &layer.attention_norm));
+      if (c.layers[l].norms_before) KVASIR_RETURN_IF_ERROR(norm(prefix + "attn_norm", &layer.attention_norm));
       KVASIR_RETURN_IF_ERROR(c.layers[l].state ? state(prefix, *c.layers[l].state, &layer)
                                                : attention(prefix, c.layers[l], &layer));
       if (c.layers[l].norms_after)
         KVASIR_RETURN_IF_ERROR(norm(prefix + "post_attention_norm", &layer.attention_norm_after));
       KVASIR_RETURN_IF_ERROR(feed_forward(prefix, c.layers[l], &layer));
     }
-    KVASIR_RETURN_IF_ERROR(norm("output_norm", &weights->output_norm));
+    KVASIR_RETURN_IF_ERROR(norm(std::string(layout_.output_norm), &weights->output_norm));
     weights->output = weights->embedding;
     if (file_.find_tensor("output.weight") != nullptr)
       KVASIR_RETURN_IF_ERROR(matrix("output.weight", {c.vocabulary, c.width}, &weights->output));
     known_.insert("rope_freqs.weight");
     for (const gguf::Tensor& tensor : file_.tensors())
-      if (known_.find(std::string(tensor.name)) == known_.end())
+      if (known_.find(std::string(tensor.name)) == known_.end() && !predicts_further(tensor.name))
         return unsupported("tensor {} is not part of a {} model as supported; running without it would be wrong",
                            tensor.name.substr(0, 64), config_.family->name);
     return {};
   }
 
   WeightMap& map() { return map_; }
+
+  // Whether a tensor belongs to the layers behind the model's own that guess further tokens, which are not run.
+  bool predicts_further(std::string_view tensor) const {
+    for (int l = config_.layer_count(); l < config_.layer_count() + config_.further_layers; ++l)
+      if (tensor.starts_with(fmt::format("blk.{}.", l))) return true;
+    return false;
+  }
 
  private:
   // The rows to take from a tensor of `rows` rows (0: as many as outputs).
@@ -63,6 +73,7 @@ class Layout {
     int inputs;
     int rows = 0;
     RowOrder order{};
+    int slices = 0;  // of a tensor of three dimensions; 0: it has two
 
     std::uint64_t tensor_rows() const { return static_cast<std::uint64_t>(rows > 0 ? rows : outputs); }
   };
@@ -76,18 +87,31 @@ class Layout {
     const bool halves = layout_.pairs == RotaryPairs::kHalves;
     const RowOrder rotated{0, head_dim, halves ? rotary : 0};
     const Presence bias = layout_.qkv_bias;
+    const bool fused = present(layout_.fused_qkv, prefix + "attn_qkv.weight");
     const auto projection = [&](const char* name, int first, int outputs, RowOrder order, Linear* to) {
-      if (!layout_.fused_qkv) return linear(prefix + name, {outputs, c.width, 0, order}, bias, to);
+      if (!fused) return linear(prefix + name, {outputs, c.width, 0, order}, bias, to);
       order.first = first;
       return linear(prefix + "attn_qkv", {outputs, c.width, queries + 2 * keys, order}, bias, to);
     };
-    KVASIR_RETURN_IF_ERROR(projection("attn_q", 0, queries, rotated, &layer->query));
+    if (spec.attention.gated) {
+      const RowOrder query{0, head_dim, halves ? rotary : 0, 2 * head_dim}, gate{head_dim, head_dim, 0, 2 * head_dim};
+      KVASIR_RETURN_IF_ERROR(linear(prefix + "attn_q", {queries, c.width, 2 * queries, query}, bias, &layer->query));
+      KVASIR_RETURN_IF_ERROR(
+          linear(prefix + "attn_q", {queries, c.width, 2 * queries, gate}, bias, &layer->attention_gate));
+    } else {
+      KVASIR_RETURN_IF_ERROR(projection("attn_q", 0, queries, rotated, &layer->query));
+    }
     KVASIR_RETURN_IF_ERROR(projection("attn_k", queries, keys, rotated, &layer->key));
     KVASIR_RETURN_IF_ERROR(projection("attn_v", queries + keys, keys, {}, &layer->value));
-    if (layout_.qk_norm != Presence::kNever) {
-      KVASIR_RETURN_IF_ERROR(vector(prefix + "attn_q_norm.weight", {head_dim, 1, 0, rotated}, &layer->query_norm));
-      KVASIR_RETURN_IF_ERROR(vector(prefix + "attn_k_norm.weight", {head_dim, 1, 0, rotated}, &layer->key_norm));
+    if (present(layout_.qk_norm, prefix + "attn_q_norm.weight")) {
+      const bool row = layout_.qk_norm_of_row;
+      KVASIR_RETURN_IF_ERROR(
+          vector(prefix + "attn_q_norm.weight", {row ? queries : head_dim, 1, 0, rotated}, &layer->query_norm));
+      KVASIR_RETURN_IF_ERROR(
+          vector(prefix + "attn_k_norm.weight", {row ? keys : head_dim, 1, 0, rotated}, &layer->key_norm));
     }
+    if (spec.attention.sinks)
+      KVASIR_RETURN_IF_ERROR(vector(prefix + "attn_sinks.weight", {spec.attention.heads, 1}, &layer->sinks));
     return linear(prefix + "attn_output", {c.width, queries}, layout_.other_biases, &layer->attention_output);
   }
 
@@ -108,33 +132,87 @@ class Layout {
   }
 
   Status feed_forward(const std::string& prefix, const LayerSpec& spec, LayerWeights* layer) {
-    const int width = config_.width;
-    const int hidden = spec.feed_forward.hidden;
-    const Presence bias = layout_.other_biases;
-    KVASIR_RETURN_IF_ERROR(norm(prefix + "ffn_norm", &layer->ffn_norm));
+    if (spec.norms_before && !spec.shared_norm)
+      KVASIR_RETURN_IF_ERROR(norm(prefix + std::string(layout_.ffn_norm), &layer->ffn_norm));
     if (spec.norms_after) KVASIR_RETURN_IF_ERROR(norm(prefix + "post_ffw_norm", &layer->ffn_norm_after));
-    if (spec.feed_forward.gated)
-      KVASIR_RETURN_IF_ERROR(linear(prefix + "ffn_gate", {hidden, width}, bias, &layer->gate));
-    KVASIR_RETURN_IF_ERROR(linear(prefix + "ffn_up", {hidden, width}, bias, &layer->up));
-    return linear(prefix + "ffn_down", {width, hidden}, bias, &layer->down);
+    if (spec.experts) return experts(prefix, *spec.experts, layer);
+    return network(prefix, "", spec.feed_forward, layer);
+  }
+
+  // `suffix`: of the tensors' names.
+  Status network(const std::string& prefix, const std::string& suffix, const FeedForwardSpec& spec,
+                 LayerWeights* layer) {
+    const int width = config_.width;
+    const Presence bias = layout_.other_biases;
+    const bool fused = layout_.fused_gate_up && suffix.empty();
+    const RowOrder second{spec.hidden, 0, 0};
+    if (fused) {
+      KVASIR_RETURN_IF_ERROR(linear(prefix + "ffn_up", {spec.hidden, width, 2 * spec.hidden}, bias, &layer->gate));
+    } else if (spec.gated) {
+      KVASIR_RETURN_IF_ERROR(linear(prefix + "ffn_gate" + suffix, {spec.hidden, width}, bias, &layer->gate));
+    }
+    KVASIR_RETURN_IF_ERROR(linear(
+        prefix + "ffn_up" + suffix,
+        fused ? Shape{spec.hidden, width, 2 * spec.hidden, second} : Shape{spec.hidden, width}, bias, &layer->up));
+    return linear(prefix + "ffn_down" + suffix, {width, spec.hidden}, bias, &layer->down);
+  }
+
+  Status experts(const std::string& prefix, const ExpertsSpec& spec, LayerWeights* layer) {
+    const int width = config_.width;
+    const Presence bias = spec.biases ? Presence::kAlways : Presence::kNever;
+    KVASIR_RETURN_IF_ERROR(linear(prefix + "ffn_gate_inp", {spec.count, width}, bias, &layer->router));
+    if (spec.selection_bias)
+      KVASIR_RETURN_IF_ERROR(vector(prefix + "exp_probs_b.bias", {spec.count, 1}, &layer->selection_bias));
+    KVASIR_RETURN_IF_ERROR(
+        of_experts(prefix + "ffn_gate_exps", spec.count, spec.hidden, width, bias, &layer->expert_gate));
+    KVASIR_RETURN_IF_ERROR(of_experts(prefix + "ffn_up_exps", spec.count, spec.hidden, width, bias, &layer->expert_up));
+    KVASIR_RETURN_IF_ERROR(
+        of_experts(prefix + "ffn_down_exps", spec.count, width, spec.hidden, bias, &layer->expert_down));
+    if (spec.shared_hidden == 0) return {};
+    if (spec.shared_gate)
+      KVASIR_RETURN_IF_ERROR(floats(prefix + "ffn_gate_inp_shexp.weight", {static_cast<std::uint64_t>(width)}, width,
+                                    {}, &layer->shared_gate));
+    return network(prefix, "_shexp", {.hidden = spec.shared_hidden}, layer);
+  }
+
+  // The experts' slices of a tensor, one after the other.
+  Status of_experts(const std::string& name, int count, int outputs, int inputs, Presence bias, Linear* to) {
+    for (int e = 0; e < count; ++e) {
+      WeightId id{};
+      KVASIR_RETURN_IF_ERROR(matrix(name + ".weight", {outputs, inputs, 0, {e * outputs, 0, 0}, count}, &id));
+      if (e == 0) to->matrix = id;
+    }
+    for (int e = 0; e < count && bias == Presence::kAlways; ++e) {
+      WeightId id{};
+      KVASIR_RETURN_IF_ERROR(floats(name + ".bias",
+                                    {static_cast<std::uint64_t>(outputs), static_cast<std::uint64_t>(count)}, outputs,
+                                    {e * outputs, 0, 0}, &id));
+      if (e == 0) to->bias = id;
+    }
+    return {};
   }
 
   Status norm(const std::string& name, Norm* to) {
     KVASIR_RETURN_IF_ERROR(vector(name + ".weight", {config_.width, 1}, &to->weight));
-    if (config_.norm == NormKind::kRms) return {};
+    if (config_.norm != NormKind::kLayer) return {};
     return vector(name + ".bias", {config_.width, 1}, &to->bias);
+  }
+
+  bool present(Presence presence, const std::string& tensor) const {
+    return presence == Presence::kAlways || (presence == Presence::kOptional && file_.find_tensor(tensor) != nullptr);
   }
 
   Status linear(const std::string& name, const Shape& shape, Presence bias, Linear* to) {
     KVASIR_RETURN_IF_ERROR(matrix(name + ".weight", shape, &to->matrix));
-    const bool present = file_.find_tensor(name + ".bias") != nullptr;
-    if (bias == Presence::kNever || (bias == Presence::kOptional && !present)) return {};
+    if (!present(bias, name + ".bias")) return {};
     return vector(name + ".bias", shape, &to->bias);
   }
 
   Status matrix(const std::string& name, const Shape& shape, WeightId* to) {
     const gguf::Tensor* tensor = nullptr;
-    KVASIR_RETURN_IF_ERROR(find(name, {static_cast<std::uint64_t>(shape.inputs), shape.tensor_rows()}, &tensor));
+    std::vector<std::uint64_t> dims = {static_cast<std::uint64_t>(shape.inputs), shape.tensor_rows()};
+    if (shape.slices > 0) dims.push_back(static_cast<std::uint64_t>(shape.slices));
+    KVASIR_RETURN_IF_ERROR(find(name, dims, &tensor));
     const auto type = dtype_from_gguf(tensor->type);
     if (!type) {
       const auto traits = foreign_dtype(tensor->type);
@@ -165,7 +243,9 @@ class Layout {
     *out = file_.find_tensor(name);
     if (*out == nullptr)
       return data_loss("tensor {} is missing: this file holds no whole {} model", name, config_.family->name);
-    if ((*out)->dims != dims) return data_loss("tensor {} has a shape that contradicts the file's own metadata", name);
+    std::vector<std::uint64_t> found = (*out)->dims;
+    while (found.size() > dims.size() && found.back() == 1) found.pop_back();
+    if (found != dims) return data_loss("tensor {} has a shape that contradicts the file's own metadata", name);
     known_.insert(name);
     return {};
   }

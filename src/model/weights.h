@@ -27,26 +27,37 @@ struct Norm {
 // Rows of queries and keys, with their biases and norms, are reordered so that rotated pairs are adjacent, whatever
 // their order in the file.
 struct LayerWeights {
-  Norm attention_norm;
+  Norm attention_norm;              // none without norms before
   Linear query;                     // [heads * head_dim, width]
   Linear key;                       // [kv_heads * head_dim, width]
   Linear value;                     // [kv_heads * head_dim, width]
-  WeightId query_norm = kNoWeight;  // [head_dim], or none
-  WeightId key_norm = kNoWeight;    // [head_dim], or none
+  WeightId query_norm = kNoWeight;  // [head_dim], or of the whole row [heads * head_dim], or none
+  WeightId key_norm = kNoWeight;    // [head_dim], or of the whole row [kv_heads * head_dim], or none
+  WeightId sinks = kNoWeight;       // [heads], or none
+  Linear attention_gate;            // [heads * head_dim, width], or none
   Linear attention_output;          // [width, heads * head_dim], or of a mixer [width, its output]
   // Of a layer with a state, in the order of its specification.
   std::vector<Linear> mixer_inputs;        // [floats of the input, width]
   std::vector<WeightId> mixer_parameters;  // vectors
   Norm attention_norm_after;               // of what the attention adds; or none
-  Norm ffn_norm;
-  Linear gate;          // [hidden, width]; none without gating
-  Linear up;            // [hidden, width]
-  Linear down;          // [width, hidden]
-  Norm ffn_norm_after;  // of what the feed-forward network adds; or none
+  Norm ffn_norm;                           // none without norms before, and where it is the attention's
+  // Of a feed-forward network, or of the one that is shared beside experts.
+  Linear gate;  // [hidden, width]; none without gating
+  Linear up;    // [hidden, width]
+  Linear down;  // [width, hidden]
+  // Of a mixture of experts; those of all experts are numbered from the first on.
+  Linear router;                        // [experts, width]
+  WeightId selection_bias = kNoWeight;  // [experts], or none
+  Linear expert_gate;                   // [hidden, width]
+  Linear expert_up;                     // [hidden, width]
+  Linear expert_down;                   // [width, hidden]
+  WeightId shared_gate = kNoWeight;     // [width], or none
+  Norm ffn_norm_after;                  // of what the feed-forward network adds; or none
 };
 
 struct Weights {
   WeightId embedding = kNoWeight;  // [vocabulary, width]
+  WeightId positions = kNoWeight;  // [context, width], or none
   WeightId output = kNoWeight;     // [vocabulary, width]; the embedding where the file has none
   Norm output_norm;
   std::vector<LayerWeights> layers;

@@ -210,8 +210,9 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   // Weights that are already in a file may be in memory too, shared with other processes.
   const std::uint64_t new_weights =
       model->weight_file != nullptr && model->weight_file->is_complete() ? 0 : weight_bytes;
-  // Workspace of a pass of one token.
-  const std::uint64_t work = cpu_workspace_bytes(backend_shape(model->config), {.rows = 1}, threads);
+  Backend::WorkspaceRequest token{.rows = 1};
+  token.tables.front().layer = model->config.first_governed_layer();
+  const std::uint64_t work = cpu_workspace_bytes(backend_shape(model->config), token, threads);
   if (const std::uint64_t available = memory_for_run(threads);
       new_weights > available || work > available - new_weights)
     return exhausted(

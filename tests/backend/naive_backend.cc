@@ -370,36 +370,48 @@ void NaiveBackend::begin(const Pass& pass) {
   store_ = static_cast<NaivePageStore*>(pass.store);
 }
 
-void NaiveBackend::embed(WeightId embedding, float scale) {
+void NaiveBackend::embed(WeightId embedding, float scale, WeightId positions) {
   rows(Activation::kResidual).clear();
   for (const std::int32_t token : pass_.batch->tokens) {
     Row& row = rows(Activation::kResidual).emplace_back(weight(embedding)->rows[static_cast<std::size_t>(token)]);
     for (double& x : row) x *= static_cast<double>(scale);
   }
+  if (positions == kNoWeight) return;
+  const Rows& learned = weight(positions)->rows;
+  for (const BatchSequence& sequence : pass_.batch->sequences)
+    for (int r = 0; r < sequence.rows; ++r) {
+      const Position place = pass_.batch->tables[sequence.first_table].key_positions[static_cast<std::size_t>(r)];
+      const Row& added = learned[std::min(static_cast<std::size_t>(place), learned.size() - 1)];
+      Row& row = rows(Activation::kResidual)[static_cast<std::size_t>(sequence.first_row + r)];
+      for (std::size_t i = 0; i < row.size(); ++i) row[i] += added[i];
+    }
 }
 
-// RMSNorm, or with a bias LayerNorm.
-NaiveBackend::Row NaiveBackend::normalized(const Row& x, WeightId by, WeightId bias, float eps) const {
+NaiveBackend::Row NaiveBackend::normalized(const Row& x, const OutputWeights& by) const {
   const auto n = static_cast<double>(x.size());
   double mean = 0;
-  if (bias != kNoWeight)
+  if (by.layer_norm)
     for (const double value : x) mean += value / n;
   double squares = 0;
   for (const double value : x) squares += (value - mean) * (value - mean) / n;
   Row out;
   for (std::size_t i = 0; i < x.size(); ++i)
-    out.push_back((x[i] - mean) / std::sqrt(squares + static_cast<double>(eps)) * weight(by)->at(i) +
-                  (bias != kNoWeight ? weight(bias)->at(i) : 0));
+    out.push_back((x[i] - mean) / std::sqrt(squares + static_cast<double>(by.eps)) *
+                      (by.norm != kNoWeight ? weight(by.norm)->at(i) : 1) +
+                  (by.norm_bias != kNoWeight ? weight(by.norm_bias)->at(i) : 0));
   return out;
 }
 
 void NaiveBackend::rms_norm(Activation from, WeightId by, float eps, Activation to) {
-  layer_norm(from, by, kNoWeight, eps, to);
+  Rows out;
+  for (const Row& row : rows(from)) out.push_back(normalized(row, {.norm = by, .eps = eps}));
+  rows(to) = std::move(out);
 }
 
 void NaiveBackend::layer_norm(Activation from, WeightId by, WeightId bias, float eps, Activation to) {
   Rows out;
-  for (const Row& row : rows(from)) out.push_back(normalized(row, by, bias, eps));
+  for (const Row& row : rows(from))
+    out.push_back(normalized(row, {.norm = by, .norm_bias = bias, .layer_norm = true, .eps = eps}));
   rows(to) = std::move(out);
 }
 
@@ -408,22 +420,25 @@ void NaiveBackend::rms_norm_heads(Activation x, WeightId by, int heads, float ep
     for (int head = 0; head < heads; ++head) {
       const auto dim = std::ssize(row) / heads;
       const auto first = row.begin() + head * dim;
-      std::ranges::copy(normalized(Row(first, first + dim), by, kNoWeight, eps), first);
+      std::ranges::copy(normalized(Row(first, first + dim), {.norm = by, .eps = eps}), first);
     }
+}
+
+NaiveBackend::Row NaiveBackend::times(WeightId matrix, WeightId bias, const Row& x) const {
+  Row out;
+  for (const Row& of_output : weight(matrix)->rows) {
+    double sum = 0;
+    for (std::size_t i = 0; i < x.size(); ++i) sum += of_output[i] * x[i];
+    out.push_back(sum + (bias != kNoWeight ? weight(bias)->at(out.size()) : 0));
+  }
+  return out;
 }
 
 void NaiveBackend::multiply(Activation from, std::span<const Product> products) {
   const Rows in = rows(from);
   for (const Product& product : products) {
     rows(product.to).clear();
-    for (const Row& x : in) {
-      Row& out = rows(product.to).emplace_back();
-      for (const Row& of_output : weight(product.matrix)->rows) {
-        double sum = 0;
-        for (std::size_t i = 0; i < x.size(); ++i) sum += of_output[i] * x[i];
-        out.push_back(sum + (product.bias != kNoWeight ? weight(product.bias)->at(out.size()) : 0));
-      }
-    }
+    for (const Row& x : in) rows(product.to).push_back(times(product.matrix, product.bias, x));
   }
 }
 
@@ -431,19 +446,32 @@ namespace {
 
 double activated(ActivationFunction function, double x) {
   switch (function) {
+    case ActivationFunction::kSigmoid: return 1 / (1 + std::exp(-x));
+    case ActivationFunction::kClampedSwiglu: break;
     case ActivationFunction::kSilu: return x / (1 + std::exp(-x));
     case ActivationFunction::kGelu: return x * (1 + std::erf(x / std::sqrt(2.0))) / 2;
     case ActivationFunction::kGeluTanh:
       return x * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x))) / 2;
   }
-  return 0;
+  KVASIR_CHECK(false);
+}
+
+double gated(ActivationFunction function, double gate, double up) {
+  if (function != ActivationFunction::kClampedSwiglu) return activated(function, gate) * up;
+  gate = std::min(gate, 7.0);
+  return gate / (1 + std::exp(-1.702 * gate)) * (1 + std::clamp(up, -7.0, 7.0));
+}
+
+double sigmoid(double x) {
+  return 1 / (1 + std::exp(-x));
 }
 
 }  // namespace
 
 void NaiveBackend::activate(ActivationFunction function, Activation gate, Activation up) {
   for (std::size_t r = 0; r < rows(up).size(); ++r)
-    for (std::size_t i = 0; i < rows(up)[r].size(); ++i) rows(up)[r][i] *= activated(function, rows(gate)[r][i]);
+    for (std::size_t i = 0; i < rows(up)[r].size(); ++i)
+      rows(up)[r][i] = gated(function, rows(gate)[r][i], rows(up)[r][i]);
 }
 
 void NaiveBackend::activate(ActivationFunction function, Activation x) {
@@ -454,6 +482,70 @@ void NaiveBackend::activate(ActivationFunction function, Activation x) {
 void NaiveBackend::add(Activation to, Activation x) {
   for (std::size_t r = 0; r < rows(to).size(); ++r)
     for (std::size_t i = 0; i < rows(to)[r].size(); ++i) rows(to)[r][i] += rows(x)[r][i];
+}
+
+void NaiveBackend::copy(Activation from, Activation to) {
+  rows(to) = rows(from);
+}
+
+void NaiveBackend::scale(Activation x, float factor) {
+  for (Row& row : rows(x))
+    for (double& value : row) value *= static_cast<double>(factor);
+}
+
+void NaiveBackend::scale_rows(Activation x, Activation gate, WeightId by) {
+  for (std::size_t r = 0; r < rows(x).size(); ++r) {
+    double sum = 0;
+    for (std::size_t i = 0; i < rows(gate)[r].size(); ++i) sum += rows(gate)[r][i] * weight(by)->at(i);
+    for (double& value : rows(x)[r]) value *= sigmoid(sum);
+  }
+}
+
+void NaiveBackend::run_experts(const Experts& experts) {
+  const auto slice = [](const Experts::Matrix& matrix, int expert, const auto& times) {
+    const auto number = static_cast<std::uint32_t>(expert);
+    const auto of = [&](WeightId first) {
+      return first == kNoWeight ? first : static_cast<WeightId>(static_cast<std::uint32_t>(first) + number);
+    };
+    return times(of(matrix.first), of(matrix.bias));
+  };
+  Rows& out = rows(Activation::kProjected);
+  if (!experts.adds) out.assign(rows(Activation::kNormalized).size(), Row(static_cast<std::size_t>(shape_.width)));
+  for (std::size_t r = 0; r < out.size(); ++r) {
+    const Row& x = rows(Activation::kNormalized)[r];
+    const Row& router = rows(Activation::kRouter)[r];
+    Row scores = router;
+    double sum = 0;
+    for (const double value : router) sum += std::exp(value);
+    for (double& value : scores) {
+      if (experts.choice.scores == ExpertScores::kSoftmax) value = std::exp(value) / sum;
+      if (experts.choice.scores == ExpertScores::kSigmoid) value = sigmoid(value);
+      if (experts.choice.scores == ExpertScores::kSoftmaxOfChosen) value = std::exp(value);
+    }
+    std::vector<std::pair<double, int>> order;
+    for (int e = 0; e < experts.count; ++e) {
+      const auto at = static_cast<std::size_t>(e);
+      order.emplace_back(
+          -scores[at] - (experts.selection_bias != kNoWeight ? weight(experts.selection_bias)->at(at) : 0), e);
+    }
+    std::ranges::sort(order);
+    order.resize(static_cast<std::size_t>(experts.choice.used));
+    double chosen = 0;
+    for (const auto& [rank, e] : order) chosen += scores[static_cast<std::size_t>(e)];
+    const bool divides = experts.choice.normalized || experts.choice.scores == ExpertScores::kSoftmaxOfChosen;
+    for (const auto& [rank, e] : order) {
+      const auto product = [&](const Row& from) {
+        return [&](WeightId matrix, WeightId bias) { return times(matrix, bias, from); };
+      };
+      const Row gate = slice(experts.gate, e, product(x));
+      Row hidden = slice(experts.up, e, product(x));
+      for (std::size_t i = 0; i < hidden.size(); ++i) hidden[i] = gated(experts.function, gate[i], hidden[i]);
+      const Row down = slice(experts.down, e, product(hidden));
+      const double by =
+          scores[static_cast<std::size_t>(e)] / (divides ? chosen : 1) * static_cast<double>(experts.choice.scale);
+      for (std::size_t i = 0; i < down.size(); ++i) out[r][i] += by * down[i];
+    }
+  }
 }
 
 // The mixer is the model's, so its own sums are in floats.
@@ -484,12 +576,11 @@ void NaiveBackend::mix(int layer, std::span<const WeightId> parameters) {
     }
 }
 
-Backend::Outputs NaiveBackend::outputs(WeightId output, WeightId norm, WeightId norm_bias, float eps) {
+Backend::Outputs NaiveBackend::outputs(const OutputWeights& weights) {
   Rows wanted;
   hidden_.clear();
   const auto state = [&](const BatchSequence& sequence, int row) {
-    return normalized(rows(Activation::kResidual)[static_cast<std::size_t>(sequence.first_row + row)], norm, norm_bias,
-                      eps);
+    return normalized(rows(Activation::kResidual)[static_cast<std::size_t>(sequence.first_row + row)], weights);
   };
   for (const BatchSequence& sequence : pass_.batch->sequences) {
     for (int row = sequence.rows - sequence.logits; row < sequence.rows; ++row) wanted.push_back(state(sequence, row));
@@ -497,11 +588,15 @@ Backend::Outputs NaiveBackend::outputs(WeightId output, WeightId norm, WeightId 
       for (const double value : state(sequence, row)) hidden_.push_back(static_cast<float>(value));
   }
   rows(Activation::kNormalized) = std::move(wanted);
-  const Product product{output, kNoWeight, Activation::kProjected};
+  const Product product{weights.matrix, kNoWeight, Activation::kProjected};
   multiply(Activation::kNormalized, {&product, 1});
   logits_.clear();
   for (const Row& row : rows(Activation::kProjected))
-    for (const double logit : row) logits_.push_back(static_cast<float>(logit));
+    for (double logit : row) {
+      logit *= static_cast<double>(weights.scale);
+      const auto cap = static_cast<double>(weights.softcap);
+      logits_.push_back(static_cast<float>(cap != 0 ? cap * std::tanh(logit / cap) : logit));
+    }
   return {logits_, hidden_};
 }
 
@@ -515,6 +610,17 @@ std::uint64_t NaiveBackend::workspace_bytes(const WorkspaceRequest& request) con
 }
 
 // -- Attention --
+
+NaiveBackend::Row NaiveBackend::rotated_query(std::span<const double> head, const BatchTable& table, std::size_t frame,
+                                              int row) const {
+  Row out = rotated(head, table.query_position(frame, row));
+  for (std::size_t d = 0; d < out.size(); ++d) {
+    out[d] *= temperature(table.key_positions[static_cast<std::size_t>(row)]);
+    for (const WeightId factors : attention_.query_scales)
+      if (factors != kNoWeight) out[d] *= weight(factors)->at(d);
+  }
+  return out;
+}
 
 NaiveBackend::Row NaiveBackend::rotated(std::span<const double> head, Position position) const {
   Row out(head.begin(), head.end());
@@ -530,6 +636,18 @@ NaiveBackend::Row NaiveBackend::rotated(std::span<const double> head, Position p
 double NaiveBackend::scale() const {
   return layer_shape().scale != 0 ? static_cast<double>(layer_shape().scale)
                                   : 1 / std::sqrt(static_cast<double>(layer_shape().head_dim));
+}
+
+double NaiveBackend::temperature(Position position) const {
+  const LayerShape& shape = layer_shape();
+  if (shape.temperature == 0) return 1;
+  const double spans = std::floor(static_cast<double>(position) / static_cast<double>(shape.temperature_span));
+  return 1 + static_cast<double>(shape.temperature) * std::log(1 + spans);
+}
+
+double NaiveBackend::capped(double score) const {
+  const auto cap = static_cast<double>(layer_shape().softcap);
+  return cap != 0 ? cap * std::tanh(score / cap) : score;
 }
 
 NaiveBackend::Lane NaiveBackend::lane_of(const BatchSequence& sequence, int head) const {
@@ -639,7 +757,7 @@ std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& se
     const auto query = std::span(rows(Activation::kQuery)[in_batch]).subspan(static_cast<std::size_t>(head) * dim, dim);
     Rows by_frame;
     for (std::size_t f = 0; f < lane.table->frames.size(); ++f) {
-      by_frame.push_back(rotated(query, lane.table->query_position(f, row)));
+      by_frame.push_back(rotated_query(query, *lane.table, f, row));
       if (lane.table->format.hadamard_keys) walsh_hadamard(by_frame.back());
     }
     Row scores;
@@ -650,12 +768,17 @@ std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& se
         const Row& key = token.page->keys[static_cast<std::size_t>(token.slot)];
         score = 0;
         for (std::size_t d = 0; d < dim; ++d) score += by_frame[token.frame][d] * key[d];
-        score = score * scale() + token.bias;
+        score = capped(score * scale()) + token.bias;
       }
       scores.push_back(score);
       highest = std::max(highest, score);
     }
     double sum = 0;
+    if (attention_.sinks != kNoWeight) {
+      const double sink = weight(attention_.sinks)->at(static_cast<std::size_t>(head));
+      highest = std::max(highest, sink);
+      sum = std::exp(sink - highest);
+    }
     for (std::size_t t = 0; t < tokens.size(); ++t) sum += tokens[t].visible ? std::exp(scores[t] - highest) : 0;
     // What is recalled takes part in the output, and not in the weights that are told.
     std::vector<std::pair<double, const Row*>> recalled;  // exp(score - highest), value
@@ -668,7 +791,7 @@ std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& se
         const Row& key = store_->page(page.page).keys[static_cast<std::size_t>(slot)];
         double score = 0;
         for (std::size_t d = 0; d < dim; ++d) score += by_frame.back()[d] * key[d];
-        score *= scale();
+        score = capped(score * scale());
         recalled.emplace_back(std::exp(score - highest),
                               &store_->page(page.page).values[static_cast<std::size_t>(slot)]);
         sum_of_all += recalled.back().first;
@@ -733,7 +856,7 @@ void NaiveBackend::select(const BatchSequence& sequence, int head, int row, Lane
     entries += lane->table->frames[f].entries.size();
     for (std::size_t g = 0; g < group; ++g) {
       const auto query = std::span(of_row).subspan((static_cast<std::size_t>(head) * group + g) * dim, dim);
-      for (const double x : rotated(query, lane->table->query_position(f, row)))
+      for (const double x : rotated_query(query, *lane->table, f, row))
         queries.push_back(static_cast<float>(x * scale()));
     }
   }
@@ -764,17 +887,19 @@ void NaiveBackend::recall(const BatchSequence& sequence, std::span<const Lane> l
       const auto query =
           std::span(of_row).subspan(static_cast<std::size_t>(head * layer_shape().group() + g) * dim, dim);
       double most = -std::numeric_limits<double>::infinity();
+      if (attention_.sinks != kNoWeight)
+        most = weight(attention_.sinks)->at(static_cast<std::size_t>(head * layer_shape().group() + g));
       for (const Place& token : places(lane, row)) {
         if (!token.visible) continue;
-        Row turned = rotated(query, lane.table->query_position(token.frame, row));
+        Row turned = rotated_query(query, *lane.table, token.frame, row);
         if (lane.table->format.hadamard_keys) walsh_hadamard(turned);
         double score = 0;
         for (std::size_t d = 0; d < dim; ++d)
           score += turned[d] * token.page->keys[static_cast<std::size_t>(token.slot)][d];
-        most = std::max(most, score * scale());
+        most = std::max(most, capped(score * scale()));
       }
       highest.push_back(static_cast<float>(most));
-      for (const double x : rotated(query, lane.table->query_position(lane.table->frames.size() - 1, row)))
+      for (const double x : rotated_query(query, *lane.table, lane.table->frames.size() - 1, row))
         queries.push_back(static_cast<float>(x * scale()));
     }
     const LaneRow shown{
@@ -785,8 +910,9 @@ void NaiveBackend::recall(const BatchSequence& sequence, std::span<const Lane> l
   sequence.offloaded->fetch_chosen(lanes_of(sequence).observed_as);
 }
 
-void NaiveBackend::attend(int layer) {
+void NaiveBackend::attend(int layer, const AttentionWeights& weights) {
   layer_ = layer;
+  attention_ = weights;
   rows(Activation::kAttention).assign(static_cast<std::size_t>(pass_.batch->rows()), {});
   for (const BatchSequence& sequence : pass_.batch->sequences) {
     std::vector<Lane> lanes;

@@ -82,7 +82,7 @@ class NaiveBackend final : public Backend {
   Status load(std::span<const WeightPart> parts, const LoadOptions& options) override;
   std::unique_ptr<PageStore> new_page_store() override;
   void begin(const Pass& pass) override;
-  void embed(WeightId embedding, float scale) override;
+  void embed(WeightId embedding, float scale, WeightId positions) override;
   void rms_norm(Activation from, WeightId weight, float eps, Activation to) override;
   void layer_norm(Activation from, WeightId weight, WeightId bias, float eps, Activation to) override;
   void rms_norm_heads(Activation x, WeightId weight, int heads, float eps) override;
@@ -90,10 +90,14 @@ class NaiveBackend final : public Backend {
   void activate(ActivationFunction function, Activation gate, Activation up) override;
   void activate(ActivationFunction function, Activation x) override;
   void add(Activation to, Activation x) override;
+  void copy(Activation from, Activation to) override;
+  void scale(Activation x, float factor) override;
+  void scale_rows(Activation x, Activation gate, WeightId weights) override;
+  void run_experts(const Experts& experts) override;
   void store(int layer) override;
-  void attend(int layer) override;
+  void attend(int layer, const AttentionWeights& weights) override;
   void mix(int layer, std::span<const WeightId> parameters) override;
-  Outputs outputs(WeightId output, WeightId norm, WeightId norm_bias, float eps) override;
+  Outputs outputs(const OutputWeights& weights) override;
   std::uint64_t workspace_bytes(const WorkspaceRequest& request) const override;
 
  private:
@@ -120,8 +124,12 @@ class NaiveBackend final : public Backend {
 
   Rows& rows(Activation activation) { return activations_[static_cast<std::size_t>(activation)]; }
   const Weight* weight(WeightId id) const;
-  Row normalized(const Row& x, WeightId weight, WeightId bias, float eps) const;
+  Row normalized(const Row& x, const OutputWeights& by) const;
+  Row times(WeightId matrix, WeightId bias, const Row& x) const;
+  double capped(double score) const;
+  double temperature(Position position) const;
   Row rotated(std::span<const double> head, Position position) const;
+  Row rotated_query(std::span<const double> head, const BatchTable& table, std::size_t frame, int row) const;
   Lane lane_of(const BatchSequence& sequence, int head) const;
   const LayerShape& layer_shape() const { return shape_.layers[static_cast<std::size_t>(layer_)]; }
   const LayerLanes& lanes_of(const BatchSequence& sequence) const {
@@ -142,6 +150,7 @@ class NaiveBackend final : public Backend {
   Pass pass_;
   NaivePageStore* store_ = nullptr;
   int layer_ = 0;  // at hand
+  AttentionWeights attention_;
   // The 16-bit form of columns that the pass seals: {table, lane, column}.
   std::map<std::tuple<const BatchTable*, int, std::uint32_t>, NaivePage> staged_;
   Rows activations_[kActivations];

@@ -351,7 +351,7 @@ TEST(NaiveBackend, FeedForwardNetworksOfEveryKindAreTheCpus) {
   }
   const auto run = [&](Backend& backend, ActivationFunction function, bool gated, float scale) {
     backend.begin({&batch});
-    backend.embed(embedding, scale);
+    backend.embed(embedding, scale, kNoWeight);
     const Backend::Product both[] = {{up, kNoWeight, Activation::kUp}, {gate, kNoWeight, Activation::kGate}};
     backend.multiply(Activation::kResidual, std::span(both).first(gated ? 2 : 1));
     if (gated) {
@@ -362,7 +362,7 @@ TEST(NaiveBackend, FeedForwardNetworksOfEveryKindAreTheCpus) {
     const Backend::Product back{down, kNoWeight, Activation::kProjected};
     backend.multiply(Activation::kUp, {&back, 1});
     backend.add(Activation::kResidual, Activation::kProjected);
-    const Backend::Outputs outputs = backend.outputs(embedding, norm, kNoWeight, 1e-5F);
+    const Backend::Outputs outputs = backend.outputs({.matrix = embedding, .norm = norm, .eps = 1e-5F});
     EXPECT_EQ(outputs.logits.size(), 2u * 7);
     EXPECT_EQ(outputs.hidden.size(), 3u * 48);
     std::vector<float> all(outputs.logits.begin(), outputs.logits.end());

@@ -97,6 +97,18 @@ TEST(Workspace, OfLayersWithStatesIsPlanned) {
   expect_planned(of);
 }
 
+TEST(Workspace, OfExpertsIsPlanned) {
+  for (const int chunk : {1, 64, 256}) {
+    WorkspaceCase of{"full", chunk, 400};
+    of.spec.architecture = "qwen3moe";
+    of.spec.experts = 16;
+    of.spec.ffn = 192;
+    expect_planned(of);
+    of.spec.dtype = "q8_0";
+    expect_planned(of);
+  }
+}
+
 TEST(Workspace, OfObservedPassesIsPlanned) {
   expect_planned({"h2o:budget=200,recent=100", 64, 600, false, 64});
   expect_planned({"h2o:budget=200,recent=100,pos=original,heads=independent", 64, 600, false, 64});

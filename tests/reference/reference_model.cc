@@ -164,6 +164,27 @@ ReferenceModel::Linear ReferenceModel::load_linear(const gguf::File& file, const
   return linear;
 }
 
+std::vector<ReferenceModel::Linear> ReferenceModel::load_experts(const gguf::File& file, const std::string& name,
+                                                                 int count, int rows, int columns) {
+  const gguf::Tensor* tensor = file.find_tensor(name + ".weight");
+  KVASIR_CHECK(tensor != nullptr);
+  const std::vector<double> values = dequantise(tensor->type, tensor->bytes, tensor->elements);
+  const auto size = static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns);
+  KVASIR_CHECK(values.size() == static_cast<std::size_t>(count) * size);
+  std::vector<double> biases;
+  if (file.find_tensor(name + ".bias") != nullptr) biases = load(file, name + ".bias", count, rows).values;
+  std::vector<Linear> experts;
+  for (std::size_t e = 0; e < static_cast<std::size_t>(count); ++e) {
+    const auto part = [e](const std::vector<double>& of, std::size_t n) {
+      const auto first = of.begin() + static_cast<std::ptrdiff_t>(e * n);
+      return of.empty() ? of : std::vector<double>(first, first + static_cast<std::ptrdiff_t>(n));
+    };
+    experts.push_back({{static_cast<std::size_t>(rows), static_cast<std::size_t>(columns), part(values, size)},
+                       part(biases, static_cast<std::size_t>(rows))});
+  }
+  return experts;
+}
+
 ReferenceModel::Norm ReferenceModel::load_norm(const gguf::File& file, const std::string& name) const {
   Norm norm{load_vector(file, name + ".weight", d_), {}};
   if (neox_) norm.bias = load_vector(file, name + ".bias", d_);
@@ -201,7 +222,8 @@ ReferenceModel::Layer ReferenceModel::load_layer(const gguf::File& file, const s
     layer.k = load_linear(file, prefix + "attn_k", keys, d_);
     layer.v = load_linear(file, prefix + "attn_v", keys, d_);
   }
-  if (!neox_) layer.gate = load_linear(file, prefix + "ffn_gate", ffn, d_);
+  if (!neox_ && experts_ == 0) layer.gate = load_linear(file, prefix + "ffn_gate", ffn, d_);
+  if (oss_) layer.sinks = load_vector(file, prefix + "attn_sinks.weight", heads_);
   if (gemma_) {
     layer.attn_norm_after = load_norm(file, prefix + "post_attention_norm");
     layer.ffn_norm_after = load_norm(file, prefix + "post_ffw_norm");
@@ -212,7 +234,14 @@ ReferenceModel::Layer ReferenceModel::load_layer(const gguf::File& file, const s
   }
   layer.o = channels > 0 ? load_linear(file, prefix + "mix_output", d_, channels)
                          : load_linear(file, prefix + "attn_output", d_, queries);
-  layer.ffn_norm = load_norm(file, prefix + "ffn_norm");
+  layer.ffn_norm = load_norm(file, prefix + (oss_ ? "post_attention_norm" : "ffn_norm"));
+  if (experts_ > 0) {
+    layer.router = load_linear(file, prefix + "ffn_gate_inp", experts_, d_);
+    layer.expert_gate = load_experts(file, prefix + "ffn_gate_exps", experts_, ffn, d_);
+    layer.expert_up = load_experts(file, prefix + "ffn_up_exps", experts_, ffn, d_);
+    layer.expert_down = load_experts(file, prefix + "ffn_down_exps", experts_, d_, ffn);
+    return layer;
+  }
   layer.up = load_linear(file, prefix + "ffn_up", ffn, d_);
   layer.down = load_linear(file, prefix + "ffn_down", d_, ffn);
   return layer;
@@ -238,8 +267,11 @@ void ReferenceModel::read_rope(const gguf::File& file, const std::string& arch) 
     const auto dimension = [&](double rotations) {
       return rotated * std::log(original / (rotations * 2 * std::acos(-1.0))) / (2 * std::log(base));
     };
-    low = std::max(std::floor(dimension(float_or(file, scaling + "yarn_beta_fast", 32))), 0.0);
-    high = std::min(std::ceil(dimension(float_or(file, scaling + "yarn_beta_slow", 1))), rotated - 1.0);
+    // gpt-oss does not begin and end at whole dimensions.
+    const double first = dimension(float_or(file, scaling + "yarn_beta_fast", 32));
+    const double last = dimension(float_or(file, scaling + "yarn_beta_slow", 1));
+    low = std::max(oss_ ? first : std::floor(first), 0.0);
+    high = std::min(oss_ ? last : std::ceil(last), rotated - 1.0);
     if (low == high) high += 0.001;
     magnitude_ = float_or(file, scaling + "yarn_attn_factor", 0.1 * std::log(factor) + 1);
   }
@@ -253,7 +285,10 @@ void ReferenceModel::read_rope(const gguf::File& file, const std::string& arch) 
 ReferenceModel::ReferenceModel(const gguf::File& file) {
   const std::string arch(*file.get_string("general.architecture"));
   KVASIR_CHECK(arch == "llama" || arch == "qwen2" || arch == "qwen3" || arch == "gptneox" || arch == "gemma3" ||
-               arch == "smollm3" || arch == "decay");
+               arch == "smollm3" || arch == "qwen3moe" || arch == "gpt-oss" || arch == "decay");
+  oss_ = arch == "gpt-oss";
+  experts_ = int_or(file, arch + ".expert_count", 0);
+  if (experts_ > 0) experts_used_ = required_int(file, arch + ".expert_used_count");
   neox_ = arch == "gptneox";
   gemma_ = arch == "gemma3";
   turn_halves_ = arch != "llama" && arch != "smollm3" && arch != "decay";
@@ -269,6 +304,10 @@ ReferenceModel::ReferenceModel(const gguf::File& file) {
   if (neox_) parallel_residual_ = *file.get_bool("gptneox.use_parallel_residual");
   window_ = int_or(file, arch + ".attention.sliding_window", 0);
   read_rope(file, arch);
+  if (oss_) {
+    pattern_ = 2;
+    local_frequencies_ = frequencies_;
+  }
   if (gemma_) {
     // Hugging Face's Gemma3TextConfig: every sixth layer sees all, the others rotate by a base of their own.
     pattern_ = int_or(file, arch + ".attention.sliding_window_pattern", 6);
@@ -316,7 +355,37 @@ void ReferenceModel::turn(std::span<double> head, const std::vector<Turn>& turns
   for (std::size_t i = 0; i < 2 * turns.size(); ++i) head[i] *= magnitude_;
 }
 
+// The experts of the highest outputs, weighted by the softmax of those: as much as the softmax of all, divided by its
+// sum.
+std::vector<double> ReferenceModel::mix_experts(const Layer& layer, std::span<const double> x) const {
+  const std::vector<double> scores = layer.router.of(x);
+  std::vector<std::size_t> order;
+  for (std::size_t e = 0; e < scores.size(); ++e) order.push_back(e);
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return scores[a] > scores[b]; });
+  order.resize(static_cast<std::size_t>(experts_used_));
+  std::vector<double> weights;
+  for (const std::size_t e : order) weights.push_back(scores[e]);
+  softmax(weights);
+  std::vector<double> sum(x.size());
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const std::vector<double> gate = layer.expert_gate[order[i]].of(x);
+    std::vector<double> hidden = layer.expert_up[order[i]].of(x);
+    for (std::size_t j = 0; j < hidden.size(); ++j) {
+      if (oss_) {
+        const double g = std::min(gate[j], 7.0);
+        hidden[j] = (std::min(std::max(hidden[j], -7.0), 7.0) + 1) * g / (1 + std::exp(-1.702 * g));
+      } else {
+        hidden[j] *= gate[j] / (1 + std::exp(-gate[j]));
+      }
+    }
+    const std::vector<double> out = layer.expert_down[order[i]].of(hidden);
+    for (std::size_t j = 0; j < out.size(); ++j) sum[j] += weights[i] * out[j];
+  }
+  return sum;
+}
+
 std::vector<double> ReferenceModel::feed_forward(const Layer& layer, std::span<const double> x) const {
+  if (experts_ > 0) return mix_experts(layer, x);
   std::vector<double> hidden = layer.up.of(x);
   if (gemma_) {
     const std::vector<double> gate = layer.gate.of(x);
@@ -441,7 +510,10 @@ std::vector<std::vector<double>> ReferenceModel::logits(std::span<const int> tok
             weights.push_back(in_window ? dot(q, keys[j]) / std::sqrt(static_cast<double>(head_dim))
                                         : -std::numeric_limits<double>::infinity());
           }
+          // A sink is one more score, of a token without a value.
+          if (!layer.sinks.empty()) weights.push_back(layer.sinks[h]);
           softmax(weights);
+          if (!layer.sinks.empty()) weights.pop_back();
           if (observe) observe(static_cast<int>(l), static_cast<int>(t), static_cast<int>(h), weights);
           for (std::size_t j = 0; j < weights.size(); ++j) {
             const std::vector<double>& value = cache.values[static_cast<std::size_t>(view.ids[j])];

@@ -83,6 +83,10 @@ class ReferenceModel {
     Norm attn_norm_after, ffn_norm_after;  // of Gemma
     Linear q, k, v, o, gate, up, down;
     std::vector<double> q_norm, k_norm;  // may be empty
+    std::vector<double> sinks;           // [heads], or empty
+    // Of a mixture of experts, in place of gate, up and down.
+    Linear router;
+    std::vector<Linear> expert_gate, expert_up, expert_down;
     // Of a layer of the test family `decay` that holds a state (support/decay_mixer.h), which has no q, k, v.
     Linear mix_input, mix_gate;
     Matrix taps;                 // [channels][3]
@@ -98,14 +102,19 @@ class ReferenceModel {
   void normalise_heads(std::vector<double>& x, std::span<const double> weight) const;
   void turn(std::span<double> head, const std::vector<Turn>& turns) const;
   std::vector<double> feed_forward(const Layer& layer, std::span<const double> x) const;
+  std::vector<double> mix_experts(const Layer& layer, std::span<const double> x) const;
+  static std::vector<Linear> load_experts(const gguf::File& file, const std::string& name, int count, int rows,
+                                          int columns);
   static std::vector<double> decayed(const Layer& layer, std::span<const std::vector<double>> inputs);
 
   int d_ = 0, heads_ = 0, kv_heads_ = 0, head_dim_ = 0, vocab_ = 0;
   bool neox_ = false;         // GPT-NeoX: one matrix for queries, keys and values, GELU
   bool gemma_ = false;        // Gemma 3: norms after, GELU-gated, layers with windows of their own
+  bool oss_ = false;          // gpt-oss: clamped SwiGLU, windows on every other layer
   bool turn_halves_ = false;  // pairs (i, i + rotated / 2)
   bool parallel_residual_ = false;
-  int window_ = 0;     // of native sliding-window attention; 0: none
+  int window_ = 0;  // of native sliding-window attention; 0: none
+  int experts_ = 0, experts_used_ = 0;
   int unrotated_ = 0;  // every so many layers one does not rotate queries and keys; 0: none
   int pattern_ = 0;    // every so many layers one sees everything, the others have the window; 0: all layers are alike
   double magnitude_ = 1;

@@ -54,6 +54,14 @@ inline std::vector<FamilyCase> family_cases(const RandomModelSpec& base = {}) {
                         s.window_pattern = 2;
                         s.rope_base = 1000000;
                       })},
+      {"qwen3moe", with("qwen3moe", [](auto& s) { s.ffn /= 2; })},
+      {"gpt_oss", with("gpt-oss",
+                       [](auto& s) {
+                         s.layers = 4;
+                         s.sliding_window = 23;
+                         s.rope_scaling = RopeScaling::kYarn;
+                         s.ffn /= 2;
+                       })},
       {"smollm3", with("smollm3", [](auto& s) { s.layers = 5; })},
       {"gptneox", with("gptneox", plain)},
       {"gptneox_sequential", with("gptneox",

@@ -168,7 +168,12 @@ void set_hyper_parameters(gguf::Writer& writer, const RandomModelSpec& spec) {
     count("attention.head_count_kv", spec.kv_heads);
     writer.set_float32(key("attention.layer_norm_rms_epsilon"), spec.rms_epsilon);
   }
-  if (spec.head_dim * spec.heads != spec.d || spec.architecture == "qwen3" || spec.architecture == "gemma3") {
+  if (spec.has_experts()) {
+    count("expert_count", spec.experts);
+    count("expert_used_count", spec.experts_used);
+    count("expert_feed_forward_length", spec.ffn);
+  }
+  if (spec.head_dim * spec.heads != spec.d || spec.has_head_norms()) {
     count("attention.key_length", spec.head_dim);
     count("attention.value_length", spec.head_dim);
   }
@@ -195,6 +200,12 @@ class TensorWriter {
     KVASIR_CHECK(columns % static_cast<int>(dtype_traits(type_).block_elements) == 0);
     add(name, type_, rows, {static_cast<std::uint64_t>(columns), static_cast<std::uint64_t>(rows)});
   }
+  // A matrix for each of `count` experts, with biases.
+  void experts(const std::string& name, int count, int rows, int columns, bool bias) {
+    const auto dim = [](int n) { return static_cast<std::uint64_t>(n); };
+    add(name + ".weight", type_, count * rows, {dim(columns), dim(rows), dim(count)});
+    if (bias) add(name + ".bias", DType::kF32, count, {dim(rows), dim(count)});
+  }
   void vector(const std::string& name, int length) { add(name, DType::kF32, 1, {static_cast<std::uint64_t>(length)}); }
   void linear(const std::string& name, int rows, int columns, bool bias) {
     matrix(name + ".weight", rows, columns);
@@ -218,8 +229,9 @@ void add_layer(TensorWriter& tensors, const RandomModelSpec& spec, int layer) {
   const std::string prefix = "blk." + std::to_string(layer) + ".";
   const int channels = spec.state_channels.empty() ? 0 : spec.state_channels[static_cast<std::size_t>(layer)];
   const bool neox = spec.architecture == "gptneox";
-  const bool qkv_bias = neox || spec.biases || spec.architecture == "qwen2";
-  const bool other_biases = neox || spec.biases;
+  const bool sinks = spec.architecture == "gpt-oss";
+  const bool qkv_bias = neox || sinks || spec.biases || spec.architecture == "qwen2";
+  const bool other_biases = neox || sinks || spec.biases;
   const int queries = spec.heads * spec.head_dim;
   const int keys = spec.kv_heads * spec.head_dim;
   const auto norm = [&](const std::string& name) {
@@ -239,17 +251,24 @@ void add_layer(TensorWriter& tensors, const RandomModelSpec& spec, int layer) {
     tensors.linear(prefix + "attn_v", keys, spec.d, qkv_bias);
   }
   const bool gemma = spec.architecture == "gemma3";
-  if (spec.architecture == "qwen3" || gemma) {
+  if (spec.has_head_norms()) {
     tensors.vector(prefix + "attn_q_norm.weight", spec.head_dim);
     tensors.vector(prefix + "attn_k_norm.weight", spec.head_dim);
   }
+  if (sinks) tensors.vector(prefix + "attn_sinks.weight", spec.heads);
   if (channels > 0) {
     tensors.linear(prefix + "mix_output", spec.d, channels, false);
   } else {
     tensors.linear(prefix + "attn_output", spec.d, queries, other_biases);
   }
   if (gemma) norm("post_attention_norm");
-  norm("ffn_norm");
+  norm(sinks ? "post_attention_norm" : "ffn_norm");
+  if (spec.has_experts()) {
+    tensors.linear(prefix + "ffn_gate_inp", spec.experts, spec.d, sinks);
+    tensors.experts(prefix + "ffn_gate_exps", spec.experts, spec.ffn, spec.d, sinks);
+    tensors.experts(prefix + "ffn_up_exps", spec.experts, spec.ffn, spec.d, sinks);
+    return tensors.experts(prefix + "ffn_down_exps", spec.experts, spec.d, spec.ffn, sinks);
+  }
   if (!neox) tensors.linear(prefix + "ffn_gate", spec.ffn, spec.d, other_biases);
   tensors.linear(prefix + "ffn_up", spec.ffn, spec.d, other_biases);
   tensors.linear(prefix + "ffn_down", spec.d, spec.ffn, other_biases);

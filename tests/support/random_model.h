@@ -21,7 +21,8 @@ enum class RopeScaling {
 };
 
 struct RandomModelSpec {
-  std::string architecture = "llama";  // llama, qwen2, qwen3, gptneox, gemma3, smollm3, or decay (decay_mixer.h)
+  // llama, qwen2, qwen3, qwen3moe, gpt-oss, gptneox, gemma3, smollm3, or decay (decay_mixer.h)
+  std::string architecture = "llama";
   int layers = 2;
   int d = 64;
   int heads = 4;
@@ -37,6 +38,8 @@ struct RandomModelSpec {
   bool parallel_residual = true;    // of gptneox
   int sliding_window = 0;           // 0: none
   int window_pattern = 0;           // of gemma3: every so many layers one sees everything; 0: the file does not say
+  int experts = 8;                  // of qwen3moe and gpt-oss, each of ffn outputs
+  int experts_used = 3;             // of a row
   std::vector<int> state_channels;  // of decay, [layers]: of a layer with a state; 0: it has attention
   bool tied = true;
   float rope_base = 10000;
@@ -49,6 +52,11 @@ struct RandomModelSpec {
   float output_gain = 1;  // what the output matrix is larger by: the deviation of the logits
   std::string name = "random";
   std::optional<Vocabulary> vocabulary;  // of `vocab` pieces; none: invented_vocabulary(vocab)
+
+  bool has_experts() const { return architecture == "qwen3moe" || architecture == "gpt-oss"; }
+  bool has_head_norms() const {
+    return architecture == "qwen3" || architecture == "qwen3moe" || architecture == "gemma3";
+  }
 };
 
 // Control and byte tokens, then a space, letters, and words of letters and spaces. BOS is 1 and is put in front.

@@ -27,6 +27,12 @@ void report_queries(const PassTables& tables, ThreadPool& threads, const float* 
   }
 }
 
+float temperature(const LayerShape& shape, Position position) {
+  if (shape.temperature == 0) return 1;
+  const Position spans = std::max<Position>(position, 0) / shape.temperature_span;
+  return static_cast<float>(1 + static_cast<double>(shape.temperature) * std::log1p(static_cast<double>(spans)));
+}
+
 // Returns the first page of a partial; null where it may not be in memory.
 const std::byte* first_page(const PassTables& tables, const AttentionTask& task, std::size_t number) {
   const BatchTable& batch = task.table->batch();
@@ -110,10 +116,13 @@ void CpuAttention::rotate_queries(const float* query) {
     const std::size_t row = own % static_cast<std::size_t>(table->sequence->rows);
     const std::size_t floats = tables_.rotation_floats(*table->table);
     const float* rotation = tables_.query_rotations(*table->table) + own * floats;
+    const float by = scale * temperature(shape, table->batch().key_positions[row]);
     kernels_.rope(query + (static_cast<std::size_t>(table->sequence->first_row) + row) * stride +
                       product(table->first_head * shape.group(), shape.head_dim),
-                  heads, shape.head_dim, tables_.rotary(), rotation, rotation + floats / 2, scale,
-                  out + number * stride);
+                  heads, shape.head_dim, tables_.rotary(), rotation, rotation + floats / 2, by, out + number * stride);
+    for (const float* factors : weights_.query_scales)
+      for (int i = 0; factors != nullptr && i < heads * shape.head_dim; ++i)
+        out[number * stride + static_cast<std::size_t>(i)] *= factors[i % shape.head_dim];
     // Selectors get queries before the Hadamard transform; select_slots transforms them afterwards.
     if (table->batch().format.hadamard_keys && !table->selects) hadamard(out + number * stride, heads, shape.head_dim);
   });
@@ -160,7 +169,8 @@ float* CpuAttention::rotated(const LayerTable& table, int head, std::size_t fram
          product((head - table.first_head) * layer().group(), layer().head_dim);
 }
 
-void CpuAttention::attend(int layer, const float* query, float* out) {
+void CpuAttention::attend(int layer, const float* query, const Weights& weights, float* out) {
+  weights_ = weights;
   out_ = out;
   tables_.set_layer(layer);
   for (const BatchSequence& sequence : tables_.batch().sequences)
@@ -192,6 +202,10 @@ void CpuAttention::add_tasks(const LayerTable& table, int begin_row, int end_row
   }
 }
 
+const KernelTable& CpuAttention::kernels() const {
+  return layer().softcap != 0 ? generic_kernels() : kernels_;
+}
+
 bool CpuAttention::splits_partials() const {
   return static_cast<int>(tasks_.size()) < 4 * threads_.threads();
 }
@@ -212,9 +226,6 @@ void CpuAttention::run_tasks() {
   state_weighted_.ensure(queries * static_cast<std::size_t>(layer().head_dim));
   state_scalars_.ensure(queries * 2);
 
-  const auto clear_total = [&](const AttentionTask& task) {
-    reset_states(state(task, 0), task.rows * layer().group(), layer().head_dim);
-  };
   const auto merge = [&](const AttentionTask& task, int index) {
     kernels_.merge(state(task, 0), state(task, index), task.rows * layer().group(), layer().head_dim);
   };
@@ -248,6 +259,18 @@ void CpuAttention::run_tasks() {
     end_task(task);
   });
   finish_recalling();
+}
+
+// A sink is one more score, of a token whose value is zero.
+void CpuAttention::clear_total(const AttentionTask& task) const {
+  const int group = layer().group();
+  const AttentionState total = state(task, 0);
+  reset_states(total, task.rows * group, layer().head_dim);
+  if (weights_.sinks == nullptr) return;
+  for (int query = 0; query < task.rows * group; ++query) {
+    total.maximum[query] = weights_.sinks[task.head * group + query % group];
+    total.sum[query] = 1;
+  }
 }
 
 void CpuAttention::end_task(const AttentionTask& task) {
@@ -333,6 +356,7 @@ void CpuAttention::run_partial(const AttentionTask& task, std::size_t number, in
   use_open_pages(tables_, task, part, &open, pages, formats);
   AttentionPartial run;
   run.head_dim = layer().head_dim;
+  run.softcap = layer().softcap;
   run.slots = store.slots();
   run.rows = task.rows;
   run.group = layer().group();
@@ -351,9 +375,9 @@ void CpuAttention::run_partial(const AttentionTask& task, std::size_t number, in
     run.weight_maxima = task.weight_maxima + part.first;
     run.weight_maximum_stride = table.entries;
   }
-  if (gathers) return attend_gathered(kernels_, store, batch, part, offloaded, run, into);
-  if (!batch.biases.empty()) return attend_biased(kernels_, task, part, run, into);
-  kernels_.attend(run, into);
+  if (gathers) return attend_gathered(kernels(), store, batch, part, offloaded, run, into);
+  if (!batch.biases.empty()) return attend_biased(kernels(), task, part, run, into);
+  kernels().attend(run, into);
 }
 
 void CpuAttention::finish_task(const AttentionTask& task) {

@@ -31,8 +31,12 @@ class CpuAttention {
   void begin(const Backend::Pass& pass) { tables_.begin(pass); }
   // keys, values: [rows][kv_heads * head_dim].
   void store(int layer, const float* keys, const float* values);
+  struct Weights {  // Backend::AttentionWeights; null: none
+    const float* sinks = nullptr;
+    const float* query_scales[2] = {};
+  };
   // query, out: [rows][heads * head_dim].
-  void attend(int layer, const float* query, float* out);
+  void attend(int layer, const float* query, const Weights& weights, float* out);
 
   // Returns attention's share of Backend::workspace_bytes (cpu_workspace.cc).
   static std::uint64_t workspace_bytes(const BackendShape& shape, const Backend::WorkspaceRequest& request,
@@ -59,6 +63,10 @@ class CpuAttention {
   // nothing because a selector left it unread.
   bool fill_masks(const AttentionTask& task, const TablePartial& part, SlotMask* masks) const;
   void end_task(const AttentionTask& task);
+  // Sets a task's total to that of no tokens.
+  void clear_total(const AttentionTask& task) const;
+  // The table that attends in this layer.
+  const KernelTable& kernels() const;
   // Returns the rotated queries [group][head_dim] of a row and KV head.
   float* rotated(const LayerTable& table, int head, std::size_t frame, int row) const;
   void choose_recalled(const AttentionTask& task);
@@ -73,6 +81,7 @@ class CpuAttention {
   ThreadPool& threads_;
   PassTables tables_;
   ObservedWeights observed_;
+  Weights weights_;
   float* out_ = nullptr;
 
   std::vector<AttentionTask> tasks_;

@@ -34,7 +34,7 @@ void CpuBackend::begin(const Pass& pass) {
   attention_.begin(pass);
 }
 
-void CpuBackend::embed(WeightId embedding, float scale) {
+void CpuBackend::embed(WeightId embedding, float scale, WeightId positions) {
   const int width = shape_.width;
   float* x = ensure(Activation::kResidual, width);
   const PackedMatrix& matrix = weights_.matrix(embedding);
@@ -44,27 +44,42 @@ void CpuBackend::embed(WeightId embedding, float scale) {
     if (scale == 1) return;
     for (int i = 0; i < width; ++i) of_row[i] *= scale;
   });
+  if (positions == kNoWeight) return;
+  const PackedMatrix& learned = weights_.matrix(positions);
+  const Batch& batch = *pass_.batch;
+  threads_.parallel_for(static_cast<int>(batch.sequences.size()), [&](int index) {
+    const BatchSequence& sequence = batch.sequences[static_cast<std::size_t>(index)];
+    const std::vector<Position>& places = batch.tables[sequence.first_table].key_positions;
+    std::vector<float> row(static_cast<std::size_t>(width));
+    for (int r = 0; r < sequence.rows; ++r) {
+      const Position place = std::min<Position>(places[static_cast<std::size_t>(r)], learned.outputs - 1);
+      kernels_.packing->unpack_row(learned, static_cast<int>(place), row.data());
+      kernels_.add(x + product(sequence.first_row + r, width), row.data(), width);
+    }
+  });
 }
 
-void CpuBackend::normalize(const float* x, const float* weight, const float* bias, float eps, int rows, float* out) {
+void CpuBackend::normalize(const float* x, const OutputWeights& weights, int rows, float* out) {
   const int width = shape_.width;
+  const float* weight = weights_.vector(weights.norm);
+  const float* bias = weights_.vector(weights.norm_bias);
   threads_.parallel_for(rows, [&](int row) {
     const float* from = x + product(row, width);
     float* to = out + product(row, width);
-    if (bias == nullptr) {
-      kernels_.rms_norm(from, weight, width, eps, to);
+    if (weights.layer_norm) {
+      kernels_.layer_norm(from, weight, bias, width, weights.eps, to);
     } else {
-      kernels_.layer_norm(from, weight, bias, width, eps, to);
+      kernels_.rms_norm(from, weight, width, weights.eps, to);
     }
   });
 }
 
 void CpuBackend::rms_norm(Activation from, WeightId weight, float eps, Activation to) {
-  normalize(tensor(from).data.data(), weights_.vector(weight), nullptr, eps, rows_, ensure(to, shape_.width));
+  normalize(tensor(from).data.data(), {.norm = weight, .eps = eps}, rows_, ensure(to, shape_.width));
 }
 
 void CpuBackend::layer_norm(Activation from, WeightId weight, WeightId bias, float eps, Activation to) {
-  normalize(tensor(from).data.data(), weights_.vector(weight), weights_.vector(bias), eps, rows_,
+  normalize(tensor(from).data.data(), {.norm = weight, .norm_bias = bias, .layer_norm = true, .eps = eps}, rows_,
             ensure(to, shape_.width));
 }
 
@@ -87,17 +102,14 @@ void CpuBackend::quantize(const float* x, int inputs, int rows) {
   if (rows == 0) return;
   const int blocks = inputs / kQ8Block;
   const int groups = (rows + kRowGroup - 1) / kRowGroup;
-  const std::size_t group_places = product(blocks, kRowGroup);
-  const std::size_t places = static_cast<std::size_t>(groups) * group_places;
-  const MutableQ8Rows all{q8_quants_.ensure(places * kQ8Block), q8_scale_.ensure(places), q8_scaled_sum_.ensure(places),
-                          q8_sum_.ensure(places), q8_half_sum_.ensure(2 * places)};
+  const MutableQ8Rows all = quantized_.ensure(groups, inputs);
   const int wanted = (2 * threads_.threads() + groups - 1) / groups;  // two tasks per thread, for an even end
   const int parts = std::clamp(blocks * std::min(rows, kRowGroup) / kLeastBlocks, 1, std::min(wanted, blocks));
   threads_.parallel_for(groups * parts, [&](int task) {
     const int group = task / parts;
     const int begin = blocks * (task % parts) / parts;
     const int end = blocks * (task % parts + 1) / parts;
-    const std::size_t place = static_cast<std::size_t>(group) * group_places + product(begin, kRowGroup);
+    const std::size_t place = group_places(group, inputs) + product(begin, kRowGroup);
     for (int row = group * kRowGroup; row < std::min(rows, (group + 1) * kRowGroup); ++row)
       kernels_.quantize_q8(x + product(row, inputs) + begin * kQ8Block, (end - begin) * kQ8Block,
                            all.at(place + static_cast<std::size_t>(row % kRowGroup)));
@@ -113,8 +125,7 @@ void CpuBackend::multiply_rows(const float* x, int inputs, int rows, std::span<c
     quantized = quantized || is_quantized(job.weights->type);
   }
   if (quantized) quantize(x, inputs, rows);
-  const Q8Rows q8{q8_quants_.data(), q8_scale_.data(), q8_scaled_sum_.data(), q8_sum_.data(), q8_half_sum_.data()};
-  const Activations activations{rows, inputs, x, q8};
+  const Activations activations{rows, inputs, x, quantized_.view(0, inputs)};
   // Few rows: large shares of panels, several per thread so that a slow thread does not hold up the rest. Many rows: 4
   // panels or more, since each share reads all rows again, but several shares per thread.
   const int threads = threads_.threads();
@@ -176,14 +187,51 @@ void CpuBackend::add(Activation to, Activation x) {
   });
 }
 
+void CpuBackend::copy(Activation from, Activation to) {
+  const int width = tensor(from).width;
+  const float* x = tensor(from).data.data();
+  std::copy_n(x, product(rows_, width), ensure(to, width));
+}
+
+void CpuBackend::scale(Activation x, float factor) {
+  const int width = tensor(x).width;
+  threads_.parallel_for(rows_, [&](int row) {
+    float* of_row = tensor(x).data.data() + product(row, width);
+    for (int i = 0; i < width; ++i) of_row[i] *= factor;
+  });
+}
+
+void CpuBackend::scale_rows(Activation x, Activation gate, WeightId weights) {
+  const int width = tensor(x).width;
+  const int inputs = tensor(gate).width;
+  const float* by = weights_.vector(weights);
+  threads_.parallel_for(rows_, [&](int row) {
+    const float* from = tensor(gate).data.data() + product(row, inputs);
+    double sum = 0;
+    for (int i = 0; i < inputs; ++i) sum += static_cast<double>(from[i]) * static_cast<double>(by[i]);
+    const auto factor = static_cast<float>(1 / (1 + std::exp(-sum)));
+    float* of_row = tensor(x).data.data() + product(row, width);
+    for (int i = 0; i < width; ++i) of_row[i] *= factor;
+  });
+}
+
+void CpuBackend::run_experts(const Experts& experts) {
+  const Tensor& x = tensor(Activation::kNormalized);
+  const float* router = tensor(Activation::kRouter).data.data();
+  experts_.run(experts, {rows_, x.width, x.data.data(), router, ensure(Activation::kProjected, x.width)});
+}
+
 void CpuBackend::store(int layer) {
   attention_.store(layer, tensor(Activation::kKey).data.data(), tensor(Activation::kValue).data.data());
 }
 
-void CpuBackend::attend(int layer) {
+void CpuBackend::attend(int layer, const AttentionWeights& weights) {
   const float* query = tensor(Activation::kQuery).data.data();
   const LayerShape& shape = shape_.layers[static_cast<std::size_t>(layer)];
-  attention_.attend(layer, query, ensure(Activation::kAttention, shape.heads * shape.head_dim));
+  attention_.attend(layer, query,
+                    {weights_.vector(weights.sinks),
+                     {weights_.vector(weights.query_scales[0]), weights_.vector(weights.query_scales[1])}},
+                    ensure(Activation::kAttention, shape.heads * shape.head_dim));
 }
 
 void CpuBackend::mix(int layer, std::span<const WeightId> parameters) {
@@ -206,10 +254,8 @@ void CpuBackend::mix(int layer, std::span<const WeightId> parameters) {
   });
 }
 
-Backend::Outputs CpuBackend::outputs(WeightId output, WeightId norm, WeightId norm_bias, float eps) {
+Backend::Outputs CpuBackend::outputs(const OutputWeights& weights) {
   const int width = shape_.width;
-  const float* weight = weights_.vector(norm);
-  const float* bias = weights_.vector(norm_bias);
   float* x = tensor(Activation::kResidual).data.data();
   int kept = 0, hidden = 0;
   for (const BatchSequence& sequence : pass_.batch->sequences) {
@@ -225,7 +271,7 @@ Backend::Outputs CpuBackend::outputs(WeightId output, WeightId norm, WeightId no
   for (const BatchSequence& sequence : pass_.batch->sequences) {
     if (sequence.hidden == 0) continue;
     const int first = sequence.first_row + sequence.rows - sequence.hidden;
-    normalize(x + product(first, width), weight, bias, eps, sequence.hidden, next);
+    normalize(x + product(first, width), weights, sequence.hidden, next);
     next += product(sequence.hidden, width);
   }
   Outputs outputs;
@@ -237,10 +283,18 @@ Backend::Outputs CpuBackend::outputs(WeightId output, WeightId norm, WeightId no
     for (int r = end - sequence.logits; r < end; ++r, ++row)
       if (r != row) std::copy_n(x + product(r, width), width, x + product(row, width));
   }
-  normalize(x, weight, bias, eps, kept, normalized);
+  normalize(x, weights, kept, normalized);
   float* logits = logits_.ensure(product(kept, shape_.vocabulary));
-  const Job job{&weights_.matrix(output), nullptr, logits};
+  const Job job{&weights_.matrix(weights.matrix), nullptr, logits};
   multiply_rows(normalized, width, kept, {&job, 1});
+  if (weights.scale != 1 || weights.softcap != 0)
+    threads_.parallel_for(kept, [&](int r) {
+      for (float& logit :
+           std::span(logits + product(r, shape_.vocabulary), static_cast<std::size_t>(shape_.vocabulary))) {
+        logit *= weights.scale;
+        if (weights.softcap != 0) logit = weights.softcap * std::tanh(logit / weights.softcap);
+      }
+    });
   outputs.logits = {logits, product(kept, shape_.vocabulary)};
   return outputs;
 }

@@ -5,14 +5,20 @@
 
 #include "backend/cpu/cpu_attention.h"
 #include "backend/cpu/cpu_backend.h"
+#include "backend/cpu/cpu_experts.h"
 #include "backend/cpu/cpu_weights.h"
+#include "backend/cpu/quantized_rows.h"
 
 namespace kvasir {
 
 class CpuBackend final : public Backend {
  public:
   CpuBackend(const BackendShape& shape, const KernelTable* kernels, ThreadPool* threads)
-      : shape_(shape), kernels_(*kernels), threads_(*threads), attention_(&shape_, kernels, threads) {}
+      : shape_(shape),
+        kernels_(*kernels),
+        threads_(*threads),
+        attention_(&shape_, kernels, threads),
+        experts_(kernels, threads, &weights_) {}
   CpuBackend(const CpuBackend&) = delete;
   CpuBackend& operator=(const CpuBackend&) = delete;
 
@@ -29,7 +35,7 @@ class CpuBackend final : public Backend {
     return std::make_unique<CpuPageStore>(&kernels_, &threads_, shape_.rotations);
   }
   void begin(const Pass& pass) override;
-  void embed(WeightId embedding, float scale) override;
+  void embed(WeightId embedding, float scale, WeightId positions) override;
   void rms_norm(Activation from, WeightId weight, float eps, Activation to) override;
   void layer_norm(Activation from, WeightId weight, WeightId bias, float eps, Activation to) override;
   void rms_norm_heads(Activation x, WeightId weight, int heads, float eps) override;
@@ -37,10 +43,14 @@ class CpuBackend final : public Backend {
   void activate(ActivationFunction function, Activation gate, Activation up) override;
   void activate(ActivationFunction function, Activation x) override;
   void add(Activation to, Activation x) override;
+  void copy(Activation from, Activation to) override;
+  void scale(Activation x, float factor) override;
+  void scale_rows(Activation x, Activation gate, WeightId weights) override;
+  void run_experts(const Experts& experts) override;
   void store(int layer) override;
-  void attend(int layer) override;
+  void attend(int layer, const AttentionWeights& weights) override;
   void mix(int layer, std::span<const WeightId> parameters) override;
-  Outputs outputs(WeightId output, WeightId norm, WeightId norm_bias, float eps) override;
+  Outputs outputs(const OutputWeights& weights) override;
   std::uint64_t workspace_bytes(const WorkspaceRequest& request) const override;
   // Bytes of all buffers that workspace_bytes plans, as they stand.
   std::uint64_t allocated_workspace() const;
@@ -59,22 +69,19 @@ class CpuBackend final : public Backend {
   float* ensure(Activation activation, int width);
   void quantize(const float* x, int inputs, int rows);
   void multiply_rows(const float* x, int inputs, int rows, std::span<const Job> jobs);
-  void normalize(const float* x, const float* weight, const float* bias, float eps, int rows, float* out);
+  void normalize(const float* x, const OutputWeights& weights, int rows, float* out);
 
   BackendShape shape_;
   const KernelTable& kernels_;
   ThreadPool& threads_;
   CpuWeights weights_;
   CpuAttention attention_;
+  CpuExperts experts_;
   Pass pass_;
   int rows_ = 0;
   Tensor tensors_[kActivations];
-  AlignedBuffer<float> logits_;           // [rows wanted][vocabulary]
-  AlignedBuffer<std::int8_t> q8_quants_;  // rows as Q8Rows
-  AlignedBuffer<float> q8_scale_;
-  AlignedBuffer<float> q8_scaled_sum_;
-  AlignedBuffer<std::int32_t> q8_sum_;
-  AlignedBuffer<std::int32_t> q8_half_sum_;
+  AlignedBuffer<float> logits_;  // [rows wanted][vocabulary]
+  QuantizedRows quantized_;
 };
 
 }  // namespace kvasir

@@ -54,10 +54,11 @@ void CpuAttention::add_recalled(const AttentionTask& task) {
                              .pages = pages,
                              .formats = formats,
                              .masks = masks,
-                             .mask_row_stride = recalled.size()};
+                             .mask_row_stride = recalled.size(),
+                             .softcap = layer().softcap};
   const AttentionState one = state(task, 1);
   reset_states(one, group, dim);
-  kernels_.attend(run, one);
+  kernels().attend(run, one);
   kernels_.merge(of_row(state(task, 0), task.rows - 1, group, dim), one, group, dim);
 }
 

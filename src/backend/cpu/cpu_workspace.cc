@@ -6,13 +6,6 @@
 namespace kvasir {
 namespace {
 
-constexpr std::size_t kQ8BlockSums = 5 * sizeof(float);  // bytes beside a block's quants: scale and sums
-
-std::uint64_t rounded_up(std::uint64_t n, int multiple) {
-  const auto m = static_cast<std::uint64_t>(multiple);
-  return (n + m - 1) / m * m;
-}
-
 // Returns the most that a vector may have allocated for `size` bytes after appending.
 std::uint64_t most_grown(std::uint64_t size) {
   return 2 * size;
@@ -33,6 +26,7 @@ std::uint64_t cpu_workspace_bytes(const BackendShape& s, const Backend::Workspac
     most = std::max(most, width);
   };
   int multiplied = s.width;  // floats of a row that a matrix is multiplied with
+  std::uint64_t experts = 0;
   for (const Activation activation : {Activation::kResidual, Activation::kNormalized, Activation::kProjected})
     widen(activation, s.width);
   for (const LayerShape& layer : s.layers) {
@@ -44,23 +38,22 @@ std::uint64_t cpu_workspace_bytes(const BackendShape& s, const Backend::Workspac
     widen(Activation::kKey, keys);
     widen(Activation::kValue, keys);
     widen(Activation::kAttention, mixed);
-    widen(Activation::kGate, layer.hidden);
+    widen(Activation::kGate, layer.gated ? std::max(layer.hidden, queries) : layer.hidden);
     widen(Activation::kUp, layer.hidden);
+    widen(Activation::kRouter, layer.experts.count);
     multiplied = std::max({multiplied, mixed, layer.hidden});
+    experts = std::max(experts, CpuExperts::workspace_bytes(layer.experts, s.width, rows));
   }
-  const std::uint64_t groups = rounded_up(static_cast<std::uint64_t>(rows), kRowGroup);
   std::uint64_t activations = 0;
   for (const int width : widths) activations += floats(width);
-  const std::uint64_t quantized =
-      groups * static_cast<std::uint64_t>(multiplied) +
-      groups * static_cast<std::uint64_t>((multiplied + kQ8Block - 1) / kQ8Block) * kQ8BlockSums;
-  return activations + quantized + CpuAttention::workspace_bytes(s, request, threads) +
+  const std::uint64_t quantized = QuantizedRows::bytes((rows + kRowGroup - 1) / kRowGroup, multiplied);
+  return activations + quantized + experts + CpuAttention::workspace_bytes(s, request, threads) +
          product(request.logits, s.vocabulary) * sizeof(float);
 }
 
 std::uint64_t CpuBackend::allocated_workspace() const {
-  std::uint64_t sum = logits_.bytes() + q8_quants_.bytes() + q8_scale_.bytes() + q8_scaled_sum_.bytes() +
-                      q8_sum_.bytes() + q8_half_sum_.bytes() + attention_.allocated_bytes();
+  std::uint64_t sum =
+      logits_.bytes() + quantized_.allocated_bytes() + attention_.allocated_bytes() + experts_.allocated_bytes();
   for (const Tensor& tensor : tensors_) sum += tensor.data.bytes();
   return sum;
 }

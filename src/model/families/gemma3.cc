@@ -11,9 +11,9 @@ namespace {
 
 constexpr int kPattern = 6;         // every sixth layer sees everything
 constexpr double kLocalBase = 1e4;  // rope.freq_base_swa, where the file does not say
-constexpr int kLayersOf27B = 62;    // the one model whose scale is that of its width
 
 Status adjust_gemma3(Keys& keys, ModelConfig* model) {
+  constexpr int kLayersOf27B = 62;  // the one model whose scale is that of its width
   model->embedding_scale = std::sqrt(static_cast<float>(model->width));
   KVASIR_ASSIGN_OR_RETURN(const int window, keys.positive("attention.sliding_window", 1u << 24));
   KVASIR_ASSIGN_OR_RETURN(const int pattern, keys.positive_or("attention.sliding_window_pattern", 4096, kPattern));

@@ -22,7 +22,7 @@ const Family& gptneox_family() {
       .norm = NormKind::kLayer,
       .feed_forward = {.function = ActivationFunction::kGelu, .gated = false},
       .tensors = {.pairs = RotaryPairs::kHalves,
-                  .fused_qkv = true,
+                  .fused_qkv = Presence::kAlways,
                   .qkv_bias = Presence::kAlways,
                   .other_biases = Presence::kAlways},
       .adjust = adjust_gptneox,

@@ -1,13 +1,25 @@
+#include "base/status.h"
 #include "model/family.h"
 
 namespace kvasir {
+namespace {
+
+// Mistral 7B v0.1 has a window, Mixtral has experts.
+Status adjust_llama(Keys& keys, ModelConfig* model) {
+  KVASIR_RETURN_IF_ERROR(read_window(keys, model));
+  if (!keys.has("expert_count")) return {};
+  KVASIR_ASSIGN_OR_RETURN(const std::uint64_t experts, keys.count("expert_count"));
+  return experts > 0 ? read_experts(keys, model, {.normalized = true}) : Status();
+}
+
+}  // namespace
 
 const Family& llama_family() {
   static constexpr Family kFamily{
       .name = "llama",
-      .covers = "Llama 2 and 3, Mistral, TinyLlama, SmolLM2, DeepSeek-R1-Distill-Llama",
+      .covers = "Llama 2 and 3, Mistral, Mixtral, TinyLlama, SmolLM2, DeepSeek-R1-Distill-Llama",
       .tensors = {.qkv_bias = Presence::kOptional, .other_biases = Presence::kOptional},
-      .adjust = read_window,  // Mistral 7B v0.1
+      .adjust = adjust_llama,
   };
   return kFamily;
 }

@@ -83,8 +83,10 @@ struct Elementwise {
         });
     const Floats inverse = Simd::all(inverse_root(Simd::sum(lanes), n, eps));
     for_each(
-        n, [&](const auto& place)
-               __attribute__((always_inline)) { place.set(out, place.of(x) * inverse * place.of(weight)); });
+        n, [&](const auto& place) __attribute__((always_inline)) {
+          const Floats normed = place.of(x) * inverse;
+          place.set(out, weight != nullptr ? normed * place.of(weight) : normed);
+        });
   }
 
   static void layer_norm(const float* x, const float* weight, const float* bias, int n, float eps, float* out) {
@@ -102,11 +104,19 @@ struct Elementwise {
     for_each(
         n, [&](const auto& place) __attribute__((always_inline)) {
           const Floats v = (place.of(x) - mean) * inverse;
-          place.set(out, v * place.of(weight) + place.of(bias));
+          if (bias != nullptr) {
+            place.set(out, v * place.of(weight) + place.of(bias));
+          } else {
+            place.set(out, v * place.of(weight));
+          }
         });
   }
 
   [[gnu::always_inline]] static Floats silu(Floats x) { return x / (Simd::all(1.0F) + Simd::exp(Simd::zero() - x)); }
+
+  [[gnu::always_inline]] static Floats sigmoid(Floats x) {
+    return Simd::all(1.0F) / (Simd::all(1.0F) + Simd::exp(Simd::zero() - x));
+  }
 
   // erfc(z) = p(t) exp(-z^2), t = 1 / (1 + 0.3275911 z), for z >= 0: Abramowitz & Stegun 7.1.26, off by 1.5e-7 at most.
   [[gnu::always_inline]] static Floats gelu(Floats x) {
@@ -144,7 +154,25 @@ struct Elementwise {
       case ActivationFunction::kSilu: return activate_by<silu>(x, factor, n, out);
       case ActivationFunction::kGelu: return activate_by<gelu>(x, factor, n, out);
       case ActivationFunction::kGeluTanh: return activate_by<gelu_tanh>(x, factor, n, out);
+      case ActivationFunction::kSigmoid: return activate_by<sigmoid>(x, factor, n, out);
+      case ActivationFunction::kClampedSwiglu: return clamped_swiglu(x, factor, n, out);
     }
+  }
+
+  static void clamped_swiglu(const float* x, const float* factor, int n, float* out) {
+    const auto least = [](Floats a, Floats b) __attribute__((always_inline)) {
+      return Simd::where(Simd::less(b, a), b, a);
+    };
+    const auto most = [](Floats a, Floats b) __attribute__((always_inline)) {
+      return Simd::where(Simd::less(a, b), b, a);
+    };
+    const Floats one = Simd::all(1.0F), limit = Simd::all(kSwigluLimit);
+    for_each(
+        n, [&](const auto& place) __attribute__((always_inline)) {
+          const Floats gate = least(place.of(x), limit);
+          const Floats up = most(least(place.of(factor), limit), Simd::zero() - limit);
+          place.set(out, gate / (one + Simd::exp(gate * Simd::all(-kSwigluSlope))) * (up + one));
+        });
   }
 
   static void add(float* x, const float* y, int n) {

@@ -102,7 +102,7 @@ void rms_norm(const float* x, const float* weight, int n, float eps, float* out)
   float lanes[16] = {};
   for (int i = 0; i < n; ++i) lanes[i % 16] = std::fma(x[i], x[i], lanes[i % 16]);
   const float inverse = 1.0F / std::sqrt(sum16(lanes) / static_cast<float>(n) + eps);
-  for (int i = 0; i < n; ++i) out[i] = x[i] * inverse * weight[i];
+  for (int i = 0; i < n; ++i) out[i] = weight != nullptr ? x[i] * inverse * weight[i] : x[i] * inverse;
 }
 
 void layer_norm(const float* x, const float* weight, const float* bias, int n, float eps, float* out) {
@@ -112,11 +112,15 @@ void layer_norm(const float* x, const float* weight, const float* bias, int n, f
   std::fill(lanes, lanes + 16, 0.0F);
   for (int i = 0; i < n; ++i) lanes[i % 16] = std::fma(x[i] - mean, x[i] - mean, lanes[i % 16]);
   const float inverse = 1.0F / std::sqrt(sum16(lanes) / static_cast<float>(n) + eps);
-  for (int i = 0; i < n; ++i) out[i] = (x[i] - mean) * inverse * weight[i] + bias[i];
+  for (int i = 0; i < n; ++i) out[i] = (x[i] - mean) * inverse * weight[i] + (bias != nullptr ? bias[i] : 0.0F);
 }
 
 float silu(float x) {
   return x / (1.0F + std::exp(-x));
+}
+
+float sigmoid(float x) {
+  return 1.0F / (1.0F + std::exp(-x));
 }
 
 float gelu(float x) {
@@ -133,11 +137,21 @@ void activate_by(const float* x, const float* factor, int n, float* out) {
   for (int i = 0; i < n; ++i) out[i] = factor != nullptr ? kFunction(x[i]) * factor[i] : kFunction(x[i]);
 }
 
+void clamped_swiglu(const float* x, const float* factor, int n, float* out) {
+  for (int i = 0; i < n; ++i) {
+    const float gate = std::min(x[i], kSwigluLimit);
+    out[i] =
+        gate / (1.0F + std::exp(-kSwigluSlope * gate)) * (std::clamp(factor[i], -kSwigluLimit, kSwigluLimit) + 1.0F);
+  }
+}
+
 void activate(ActivationFunction function, const float* x, const float* factor, int n, float* out) {
   switch (function) {
     case ActivationFunction::kSilu: return activate_by<silu>(x, factor, n, out);
     case ActivationFunction::kGelu: return activate_by<gelu>(x, factor, n, out);
     case ActivationFunction::kGeluTanh: return activate_by<gelu_tanh>(x, factor, n, out);
+    case ActivationFunction::kSigmoid: return activate_by<sigmoid>(x, factor, n, out);
+    case ActivationFunction::kClampedSwiglu: return clamped_swiglu(x, factor, n, out);
   }
 }
 

@@ -176,6 +176,8 @@ void attend(const AttentionPartial& partial, const AttentionState& state) {
                        static_cast<std::size_t>(query % partial.group * dim);
       float score[64];
       scores(keys, dim, slots, q, score);
+      if (partial.softcap != 0)
+        for (int s = 0; s < slots; ++s) score[s] = partial.softcap * std::tanh(score[s] / partial.softcap);
       if (partial.biases != nullptr && partial.biases[e] != nullptr)
         for (int s = 0; s < slots; ++s) score[s] += partial.biases[e][s];
       float highest = state.maximum[query];

@@ -92,6 +92,9 @@ struct AttentionPartial {
   // [entries]: numbers to add to the scores of an entry's slots, [slots], or null. Only the generic table's attend
   // takes them; others REQUIRE null.
   const float* const* biases = nullptr;
+  // Scores become softcap * tanh(score / softcap), before biases; 0: they stay. Only the generic table's attend takes
+  // it; others REQUIRE 0.
+  float softcap = 0;
   // Output for observe_weights, or null: exp(score - highest score up to this entry) for each live slot, [rows *
   // group][entries][slots], and that highest score, [rows * group][entries]; strides in floats.
   float* weights = nullptr;
@@ -166,11 +169,12 @@ struct KernelTable {
   // place.at(16 * b).
   void (*quantize_q8)(const float* x, int inputs, const MutableQ8Rows& place);
 
-  // out = x / sqrt(mean(x^2) + eps) * weight (Zhang & Sennrich 2019, equation 4). x and out may be the same.
+  // out = x / sqrt(mean(x^2) + eps) * weight (Zhang & Sennrich 2019, equation 4). x and out may be the same. No weight,
+  // if that is null.
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);
 
   // out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias (Ba et al. 2016, equation 4; the variance is the mean
-  // of squares of what is left after the mean).
+  // of squares of what is left after the mean). No bias, if that is null.
   void (*layer_norm)(const float* x, const float* weight, const float* bias, int n, float eps, float* out);
 
   // out[i] = function(x[i]) * factor[i] (a gated unit: Shazeer 2020, equation 5); without a factor, if that is null:

@@ -1,0 +1,103 @@
+// Logits against those of Hugging Face's classes, for tiny models that llama.cpp's converter wrote. The files in
+// tests/reference/originals were written by tests/reference/write_originals.py.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+
+#include "base/mapped_file.h"
+#include "replay/npy.h"
+#include "support/engine_fixture.h"
+#include "support/shared_data.h"
+
+namespace kvasir::test {
+namespace {
+
+constexpr int kTokens = 300;
+constexpr int kVocabulary = 96;
+
+std::vector<TokenId> tokens() {
+  std::vector<TokenId> ids;
+  for (int i = 0; i < kTokens; ++i) ids.push_back(3 + (7 * i * i + 3 * i + 5) % (kVocabulary - 3));
+  return ids;
+}
+
+std::vector<double> read_logits(const std::string& path) {
+  auto file = MappedFile::open(path);
+  EXPECT_TRUE(file.ok()) << file.status().message();
+  const auto header = parse_npy_header(file->bytes(), path);
+  EXPECT_TRUE(header.ok()) << header.status().message();
+  EXPECT_EQ(header->shape, (std::vector<std::int64_t>{kTokens, kVocabulary}));
+  std::vector<float> logits(kTokens * kVocabulary);
+  EXPECT_EQ(header->data_bytes, logits.size() * sizeof(float));
+  std::memcpy(logits.data(), file->bytes().data() + header->data_offset, header->data_bytes);
+  return {logits.begin(), logits.end()};
+}
+
+class Originals : public testing::TestWithParam<const char*> {
+ protected:
+  // Of the model at hand, without its extension.
+  static std::string file() { return source_dir() + "/tests/reference/originals/" + GetParam(); }
+};
+
+// Each is a file NAME.gguf.
+constexpr const char* kNames[] = {"cohere2",
+                                  "ernie4_5",
+                                  "ernie4_5_moe",
+                                  "exaone4",
+                                  "gemma2",
+                                  "gemma3",
+                                  "glm4",
+                                  "glm4moe",
+                                  "gpt2",
+                                  "gpt_oss",
+                                  "granite",
+                                  "granitemoe",
+                                  "granitemoe_shared",
+                                  "hunyuan_dense",
+                                  "lfm2",
+                                  "lfm2moe",
+                                  "llama",
+                                  "mistral3",
+                                  "mixtral",
+                                  "olmo2",
+                                  "olmo3",
+                                  "olmoe",
+                                  "qwen3",
+                                  "qwen35",
+                                  "qwen35moe",
+                                  "qwen3moe",
+                                  "seed_oss",
+                                  "smollm3",
+                                  "starcoder2"};
+
+TEST(OriginalsFolder, HoldsTheModelsThatAreTested) {
+  std::vector<std::string> found;
+  for (const auto& entry : std::filesystem::directory_iterator(source_dir() + "/tests/reference/originals"))
+    if (entry.path().extension() == ".gguf") found.push_back(entry.path().stem().string());
+  std::ranges::sort(found);
+  EXPECT_EQ(found, std::vector<std::string>(std::begin(kNames), std::end(kNames)));
+}
+
+TEST_P(Originals, LogitsAreTransformers) {
+  const auto model = load(file() + ".gguf", {.kv_type = "f32"});
+  ASSERT_NE(model, nullptr);
+  const std::vector<float> ours = all_logits(*new_runner(model, "full"), tokens(), 64);
+  EXPECT_LT(rms_error_ratio(ours, read_logits(file() + ".npy")), 1e-5);
+}
+
+TEST_P(Originals, LogitsOfATokenAtATimeAreThoseOfPasses) {
+  const auto model = load(file() + ".gguf");
+  ASSERT_NE(model, nullptr);
+  const std::vector<TokenId> ids = tokens();
+  const std::vector<float> together = all_logits(*new_runner(model, "full"), ids, 64);
+  EXPECT_EQ(all_logits(*new_runner(model, "full"), ids, 1), together);
+  EXPECT_EQ(all_logits(*new_runner(model, "full"), ids, 37), together);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Originals, testing::ValuesIn(kNames),
+                         [](const testing::TestParamInfo<const char*>& info) { return info.param; });
+
+}  // namespace
+}  // namespace kvasir::test
