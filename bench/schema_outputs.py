@@ -4,7 +4,8 @@ Starts `kvasir serve` and asks over HTTP for so many answers under each schema o
 that ends by itself must be valid by python3-jsonschema, with its checks of formats and numbers compared exactly; one that
 --max-tokens cut must have all of these tokens and be the beginning of a JSON text. Prints a table by kind of schema, and exits with
 1 if an answer is wrong. The seed of an answer is --seed + 1000 * the schema's place in the file + the answer's number; --record
-writes every answer with its schema, seed and verdict. Interrupted (Ctrl-C), it reports what was done. MODEL: SmolLM2-135M-Instruct
+writes every answer with its schema, seed and verdict; answers that the file has already are counted and not asked for again.
+Interrupted (Ctrl-C), it reports what was done. MODEL: SmolLM2-135M-Instruct
 where it has been downloaded; without it the program ends with 77.
 """
 
@@ -94,7 +95,9 @@ class Run:
         self.left, self.lock = iter(jobs(options)), threading.Lock()
         self.counts, self.tokens, self.wrong = collections.defaultdict(collections.Counter), 0, []
         self.validators, self.stopped, self.began = Validators(), False, time.monotonic()
-        self.record = open(options.record, "w", encoding="utf-8") if options.record else None
+        self.asked, self.record = self.recorded(), None
+        if options.record:
+            self.record = open(options.record, "a", encoding="utf-8")
 
     def work(self):
         while True:
@@ -102,6 +105,8 @@ class Run:
                 job = None if self.stopped else next(self.left, None)
             if job is None:
                 return
+            if (job.name, job.seed) in self.asked:
+                continue
             try:
                 status, _, text = self.server.ask("POST", "/v1/chat/completions", job.body(self.options))
                 with self.lock:
@@ -115,11 +120,30 @@ class Run:
                 self.stopped = True
                 raise
 
-    def add(self, job, kind, why, written, tokens):
-        self.counts[job.kind][kind] += 1
+    def recorded(self):
+        """Counts the answers of an earlier run, and returns their schemas and seeds. A line that broke off is left out."""
+        asked = set()
+        path = pathlib.Path(self.options.record or "")
+        if not self.options.record or not path.exists():
+            return asked
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                answer = json.loads(line)
+            except ValueError:
+                continue
+            asked.add((answer["schema"], answer["seed"]))
+            self.count(answer["schema"].rsplit("-", 1)[0], answer["verdict"], answer["tokens"],
+                       f"{answer['schema']}, seed {answer['seed']}: {answer['why']}: {answer['text'][:300]!r}")
+        return asked
+
+    def count(self, kind, verdict, tokens, wrong):
+        self.counts[kind][verdict] += 1
         self.tokens += tokens
-        if kind == "wrong":
-            self.wrong.append(f"{job.name}, seed {job.seed}: {why}: {written[:300]!r}: {json.dumps(job.schema)[:500]}")
+        if verdict == "wrong":
+            self.wrong.append(wrong)
+
+    def add(self, job, kind, why, written, tokens):
+        self.count(job.kind, kind, tokens, f"{job.name}, seed {job.seed}: {why}: {written[:300]!r}: {json.dumps(job.schema)[:500]}")
         if self.record:
             self.record.write(json.dumps({"schema": job.name, "seed": job.seed, "verdict": kind, "tokens": tokens, "why": why,
                                           "text": written}) + "\n")
