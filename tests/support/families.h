@@ -59,6 +59,7 @@ inline std::vector<FamilyCase> family_cases(const RandomModelSpec& base = {}) {
                        [](auto& s) {
                          s.layers = 4;
                          s.sliding_window = 23;
+                         s.window_pattern = 2;
                          s.rope_scaling = RopeScaling::kYarn;
                          s.ffn /= 2;
                        })},
