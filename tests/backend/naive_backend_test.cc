@@ -178,8 +178,10 @@ TEST_P(NaiveBackendFamilies, RawWeightsAreTheCpus) {
     ASSERT_EQ(on_cpu.weights.counts, on_naive.weights.counts);
     ASSERT_EQ(on_naive.weights.counts.size(), static_cast<std::size_t>(110 * 4 * naive->config.governed_layers()));
     EXPECT_LT(largest_difference(on_cpu.weights.all, on_naive.weights.all), kMassTolerance);
-    EXPECT_EQ(on_naive.weights.not_one, 0);
-    EXPECT_EQ(on_cpu.weights.not_one, 0);
+    // A sink's share is no token's.
+    const bool sinks = GetParam().spec.architecture == "gpt-oss";
+    EXPECT_EQ(on_naive.weights.not_one > 0, sinks);
+    EXPECT_EQ(on_cpu.weights.not_one > 0, sinks);
     if (naive->config.governed().window > 0) {
       EXPECT_GT(on_naive.weights.zeros, 100);
       EXPECT_EQ(on_cpu.weights.zeros, on_naive.weights.zeros);

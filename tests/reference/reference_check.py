@@ -89,7 +89,9 @@ class Model:
         self.layers = self.meta["block_count"]
         self.gemma = self.arch == "gemma3"
         self.window = self.meta.get("attention.sliding_window", 0)
-        self.pattern = self.meta.get("attention.sliding_window_pattern", 6) if self.gemma else 0
+        self.oss = self.arch == "gpt-oss"
+        mixed = {"gemma3": 6, "gpt-oss": 2}.get(self.arch, 0)  # layers with a window beside those that see everything
+        self.pattern = self.meta.get("attention.sliding_window_pattern", mixed) if mixed else 0
         self.set_frequencies()
 
     def set_frequencies(self):
@@ -106,13 +108,16 @@ class Model:
             # A wavelength's turns over the original context, against 32 and 1 of them.
             original = self.meta["rope.scaling.original_context_length"]
             dimension = lambda turns: self.rotated * np.log(original / (turns * 2 * np.pi)) / (2 * np.log(base))
-            low, high = max(np.floor(dimension(32)), 0), min(np.ceil(dimension(1)), self.rotated - 1)
+            first, last = dimension(32), dimension(1)
+            if not self.oss:
+                first, last = np.floor(first), np.ceil(last)
+            low, high = max(first, 0), min(last, self.rotated - 1)
             stretched = np.clip((np.arange(pairs) - low) / max(high - low, 0.001), 0, 1)
             self.theta = self.theta * (stretched / factor + 1 - stretched)
             self.magnitude = 0.1 * np.log(factor) + 1
         if "rope_freqs.weight" in self.w:
             self.theta = self.theta / self.w["rope_freqs.weight"]
-        self.local_theta = 10000.0 ** (-np.arange(pairs) / pairs)
+        self.local_theta = self.theta if self.oss else 10000.0 ** (-np.arange(pairs) / pairs)
 
     def is_local(self, layer):
         """Whether the layer has a window of its own, at original positions, beside others that see everything."""
@@ -155,17 +160,40 @@ class Model:
     def head_norm(self, x, name):
         return self.norm(x, name) if name + ".weight" in self.w else x
 
-    def attend(self, q, k, v, hidden):
+    def attend(self, q, k, v, hidden, block):
         """hidden: rows by keys, true where a row must not look."""
         group = self.heads // self.kv_heads
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
         scores = np.einsum("thi,shi->hts", q, k) / np.sqrt(self.head_dim)
         scores[:, hidden] = -np.inf
+        if self.oss:  # one more score, of nothing
+            sinks = np.broadcast_to(self.w[block + "attn_sinks.weight"][:, None, None], (*scores.shape[:2], 1))
+            scores = np.concatenate([scores, sinks], -1)
         p = np.exp(scores - scores.max(-1, keepdims=True))
         p /= p.sum(-1, keepdims=True)
+        p = p[..., : len(k)]
         return np.einsum("hts,shi->thi", p, v).reshape(len(q), -1)
 
+    def experts(self, n, block):
+        chosen_of = self.meta["expert_used_count"]
+        scores = self.linear(n, block + "ffn_gate_inp")
+        out = np.zeros_like(n)
+        for row, x in enumerate(n):
+            chosen = np.argsort(-scores[row], kind="stable")[:chosen_of]
+            weights = np.exp(scores[row][chosen])
+            part = lambda name, e, y: self.w[f"{block}ffn_{name}_exps.weight"][e] @ y + (
+                self.w[f"{block}ffn_{name}_exps.bias"][e] if self.oss else 0)
+            for e, weight in zip(chosen, weights / weights.sum()):
+                gate, up = part("gate", e, x), part("up", e, x)
+                if self.oss:
+                    gate, up = np.minimum(gate, 7), 1 + np.clip(up, -7, 7)
+                hidden = gate / (1 + np.exp((-1.702 if self.oss else -1) * gate)) * up
+                out[row] += weight * part("down", e, hidden)
+        return out
+
     def feed_forward(self, n, block):
+        if "expert_count" in self.meta:
+            return self.experts(n, block)
         up = self.linear(n, block + "ffn_up")
         if self.arch == "gptneox":
             return self.linear(up / 2 * (1 + np.vectorize(math.erf)(up / np.sqrt(2))), block + "ffn_down")
@@ -181,7 +209,8 @@ class Model:
             return x + self.norm(self.feed_forward(self.norm(x, block + "ffn_norm"), block), block + "post_ffw_norm")
         after = x + self.linear(attended, block + "attn_output")
         seen = x if self.meta.get("use_parallel_residual") else after
-        return after + self.feed_forward(self.norm(seen, block + "ffn_norm"), block)
+        norm = block + ("post_attention_norm" if self.oss else "ffn_norm")
+        return after + self.feed_forward(self.norm(seen, norm), block)
 
     def output(self, x):
         return self.norm(x, "output_norm") @ self.w.get("output.weight", self.w["token_embd.weight"]).T
@@ -194,10 +223,10 @@ class Model:
         for layer in range(self.layers):
             block = f"blk.{layer}."
             local = self.is_local(layer)
-            hidden = later if self.gemma and not local else beyond
+            hidden = later if self.pattern and not local else beyond
             q, k, v = self.qkv(x, block)
             q, k = self.rope(q, range(n), layer), self.rope(k, range(n), layer)
-            x = self.finish_block(x, self.attend(q, k, v, hidden), block)
+            x = self.finish_block(x, self.attend(q, k, v, hidden, block), block)
         return self.output(x)
 
     def streaming(self, tokens, sinks, window, every, passes):
@@ -216,10 +245,10 @@ class Model:
                     cache[layer] = keys, values
                     n = len(keys)
                     local = self.is_local(layer)
-                    windowed = self.window and (local or not self.gemma)
+                    windowed = self.window and (local or not self.pattern)
                     outside = np.arange(n)[None, :] <= n - 1 - self.window if windowed else np.zeros((1, n), bool)
                     attended = self.attend(
-                        self.rope(q, [n - 1], layer), self.rope(keys, range(n), layer), values, outside)
+                        self.rope(q, [n - 1], layer), self.rope(keys, range(n), layer), values, outside, block)
                     x = self.finish_block(x, attended, block)
                 rows.append(self.output(x)[0])
             n = max(len(keys) for layer, (keys, _) in enumerate(cache) if not self.is_local(layer))
