@@ -196,9 +196,12 @@ def check_calls(server):
     """A demanded call, cut and with stops; and what cannot be asked for together with it."""
     city = tool({"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]})
     body = {"messages": USER, "max_tokens": 300, "tools": [city], "tool_choice": "required"}
-    for more in ({"guided_regex": "a"}, {"grammar": 'root ::= "a"'}, schema_format({})):
+    for more in ({"guided_regex": "a"}, {"grammar": 'root ::= "a"'}):
         status, _, text = server.ask("POST", "/v1/chat/completions", {**body, **more})
         assert status == 400 and f"'{list(more)[0]}' would have no effect" in text, (status, text)
+    status, _, text = server.ask("POST", "/v1/chat/completions", {**body, **schema_format({"type": "integer"})})  # of texts, not calls
+    message = json.loads(text)["choices"][0]["message"]
+    assert status == 200 and message["tool_calls"] and not message["content"], text
     for seed in range(8):
         for tokens in range(26, 34):
             status, _, text = server.ask("POST", "/v1/chat/completions", {**body, "seed": seed, "max_tokens": tokens})

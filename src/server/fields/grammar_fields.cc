@@ -1,5 +1,6 @@
 #include "server/fields/grammar_fields.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
@@ -164,9 +165,12 @@ Status refuse_other_constraints(const Fields& body, std::string_view instead) {
   return {};
 }
 
+// The field of each API that says what a text looks like applies to no call. Clients send it beside a demanded call.
 Status check_grammar_with_tools(const ApiRequest& request) {
+  constexpr std::string_view kFormatsOfTexts[] = {"response_format", "text.format", "output_config.format", "format"};
   const ToolChoice choice = request.options.tool_choice;
   if (!request.grammar || (choice != ToolChoice::kRequired && choice != ToolChoice::kNamed)) return {};
+  if (std::ranges::find(kFormatsOfTexts, request.grammar_field) != std::end(kFormatsOfTexts)) return {};
   return invalid_argument(
              "'tool_choice' makes the answer a call of a tool, so '{}' would have no effect; omit one of them",
              request.grammar_field)
