@@ -24,7 +24,7 @@ struct ParsedOrderedJson {
   int error_id = 0;              // of its exception
 };
 
-// Of keys that an object has twice, the last value counts, in the place of the first.
+// A key that an object has twice keeps its last value, in the place of the first.
 ParsedOrderedJson parse_ordered_json(std::string_view text, const OrderedJsonLimits& limits = {});
 
 }  // namespace kvasir

@@ -40,6 +40,28 @@ Result<std::vector<bool>> read_windowed_layers(Keys& keys, const ModelConfig& mo
   return windowed;
 }
 
+Status read_rotating_windows(Keys& keys, ModelConfig* model, int pattern) {
+  KVASIR_ASSIGN_OR_RETURN(const int window, keys.positive("attention.sliding_window", 1u << 24));
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<bool> windowed, read_windowed_layers(keys, *model, pattern));
+  model->rotary.emplace_back();
+  for (std::size_t l = 0; l < model->layers.size(); ++l) {
+    AttentionSpec& attention = model->layers[l].attention;
+    if (windowed[l]) {
+      attention.window = window;
+    } else {
+      attention.rotary = 1;
+    }
+  }
+  return {};
+}
+
+void give_norms_only_after(ModelConfig* model) {
+  for (LayerSpec& layer : model->layers) {
+    layer.norms_before = false;
+    layer.norms_after = true;
+  }
+}
+
 Status read_experts(Keys& keys, ModelConfig* model, const ExpertsSpec& usual) {
   ExpertsSpec experts = usual;
   KVASIR_ASSIGN_OR_RETURN(experts.count, keys.positive("expert_count", 4096));

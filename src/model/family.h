@@ -58,6 +58,10 @@ Status read_window(Keys& keys, ModelConfig* model);
 // them in attention.sliding_window_pattern, or names there a pattern, of which the last layer sees everything.
 // `pattern`: where the file says nothing.
 Result<std::vector<bool>> read_windowed_layers(Keys& keys, const ModelConfig& model, int pattern);
+// For families: gives these layers the window, which the file must have, and leaves the others without rotation.
+Status read_rotating_windows(Keys& keys, ModelConfig* model, int pattern);
+// For families: all layers have norms behind attention and the feed-forward network, and none before them.
+void give_norms_only_after(ModelConfig* model);
 // For families: gives all layers but the first leading_dense_block_count experts: `usual`, and what the file says of
 // their sizes, scores and weights, of shared experts, and of a bias for their selection. expert_count must be there.
 Status read_experts(Keys& keys, ModelConfig* model, const ExpertsSpec& usual = {});

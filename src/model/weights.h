@@ -41,11 +41,11 @@ struct LayerWeights {
   std::vector<WeightId> mixer_parameters;  // vectors
   Norm attention_norm_after;               // of what the attention adds; or none
   Norm ffn_norm;                           // none without norms before, and where it is the attention's
-  // Of a feed-forward network, or of the one that is shared beside experts.
+  // The feed-forward network, or the one that all rows share beside experts.
   Linear gate;  // [hidden, width]; none without gating
   Linear up;    // [hidden, width]
   Linear down;  // [width, hidden]
-  // Of a mixture of experts; those of all experts are numbered from the first on.
+  // The mixture of experts. An expert's matrices and biases are those of the first plus its number.
   Linear router;                        // [experts, width]
   WeightId selection_bias = kNoWeight;  // [experts], or none
   Linear expert_gate;                   // [hidden, width]

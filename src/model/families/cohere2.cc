@@ -8,19 +8,8 @@ namespace {
 
 Status adjust_cohere2(Keys& keys, ModelConfig* model) {
   KVASIR_RETURN_IF_ERROR(read_scales(keys, model));
-  KVASIR_ASSIGN_OR_RETURN(const int window, keys.positive("attention.sliding_window", 1u << 24));
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<bool> windowed, read_windowed_layers(keys, *model, 4));
-  model->rotary.emplace_back();
-  for (std::size_t l = 0; l < model->layers.size(); ++l) {
-    LayerSpec& layer = model->layers[l];
-    layer.parallel = layer.shared_norm = true;
-    if (windowed[l]) {
-      layer.attention.window = window;
-    } else {
-      layer.attention.rotary = 1;
-    }
-  }
-  return {};
+  for (LayerSpec& layer : model->layers) layer.parallel = layer.shared_norm = true;
+  return read_rotating_windows(keys, model, 4);
 }
 
 }  // namespace

@@ -7,22 +7,9 @@ namespace kvasir {
 namespace {
 
 Status adjust_exaone4(Keys& keys, ModelConfig* model) {
-  for (LayerSpec& layer : model->layers) {
-    layer.norms_before = false;
-    layer.norms_after = true;
-  }
+  give_norms_only_after(model);
   if (!keys.has("attention.sliding_window")) return {};
-  KVASIR_ASSIGN_OR_RETURN(const int window, keys.positive("attention.sliding_window", 1u << 24));
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<bool> windowed, read_windowed_layers(keys, *model, 4));
-  model->rotary.emplace_back();
-  for (std::size_t l = 0; l < model->layers.size(); ++l) {
-    if (windowed[l]) {
-      model->layers[l].attention.window = window;
-    } else {
-      model->layers[l].attention.rotary = 1;
-    }
-  }
-  return {};
+  return read_rotating_windows(keys, model, 4);
 }
 
 }  // namespace

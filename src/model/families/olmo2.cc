@@ -7,10 +7,7 @@ namespace kvasir {
 namespace {
 
 Status adjust_olmo2(Keys& keys, ModelConfig* model) {
-  for (LayerSpec& layer : model->layers) {
-    layer.norms_before = false;
-    layer.norms_after = true;
-  }
+  give_norms_only_after(model);
   if (!keys.has("attention.sliding_window")) return {};
   KVASIR_ASSIGN_OR_RETURN(const int window, keys.positive("attention.sliding_window", 1u << 24));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<bool> windowed, read_windowed_layers(keys, *model, 4));

@@ -36,7 +36,7 @@ class GatedDeltaNet final : public StateMixer {
   int channels() const { return 2 * sizes_.key_heads * sizes_.key_dim + output(); }
 
  private:
-  // Of one part: the convolution's past inputs [taps - 1][part_channels()], then S of each value head.
+  // Floats of one part's state: the convolution's past inputs [taps - 1][part_channels()], then S of each value head.
   std::size_t part_floats() const;
   int heads_of_part() const { return sizes_.value_heads / sizes_.key_heads; }
   int part_channels() const { return 2 * sizes_.key_dim + heads_of_part() * sizes_.value_dim; }
