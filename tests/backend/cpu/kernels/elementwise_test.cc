@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <numbers>
+#include <stdexcept>
 
 #include "backend/cpu/kernels/fenced.h"
 #include "backend/cpu/kernels/kernel_test.h"
@@ -235,7 +236,7 @@ TEST_P(ElementwiseTest, LayerNorm) {
 }
 
 constexpr ActivationFunction kFunctions[] = {ActivationFunction::kSilu, ActivationFunction::kGelu,
-                                             ActivationFunction::kGeluTanh};
+                                             ActivationFunction::kGeluTanh, ActivationFunction::kSigmoid};
 
 // The value, and how far from it a kernel may be.
 struct Activated {
@@ -258,8 +259,13 @@ Activated activated(ActivationFunction function, double x) {
       const double value = x / (1 + std::exp(-2 * std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
       return {value, of_polynomial + 2e-7 * std::fabs(value)};
     }
+    case ActivationFunction::kSigmoid: {
+      const double value = 1 / (1 + std::exp(-x));
+      return {value, 4e-7 * value + 1e-36};
+    }
+    case ActivationFunction::kClampedSwiglu: break;  // has no value without its second factor: ClampedSwiglu
   }
-  return {};
+  throw std::logic_error("this function has no value of one factor");
 }
 
 TEST_P(ElementwiseTest, Activate) {
@@ -307,6 +313,29 @@ TEST_P(ElementwiseTest, ActivateKeepsNaN) {
       table().activate(function, x.data(), factor, 20, out.data());
       for (std::size_t i = 0; i < 20; ++i) EXPECT_EQ(std::isnan(out[i]), i == 7);
     }
+}
+
+TEST_P(ElementwiseTest, ClampedSwiglu) {
+  Random random(14);
+  for (const int n : {1, 16, 31, 5000}) {
+    const auto count = static_cast<std::size_t>(n);
+    const std::vector<float> gates = random.floats(count, 12.0F);
+    const std::vector<float> ups = random.floats(count, 12.0F);
+    const Fenced<float> gate(gates), up(ups);
+    Fenced<float> out(count);
+    table().activate(ActivationFunction::kClampedSwiglu, gate.data(), up.data(), n, out.data());
+    ASSERT_TRUE(out.intact());
+    for (std::size_t i = 0; i < count; ++i) {
+      const double g = std::min(static_cast<double>(gates[i]), 7.0);
+      const double u = std::clamp(static_cast<double>(ups[i]), -7.0, 7.0);
+      const double wanted = g / (1 + std::exp(-static_cast<double>(1.702F) * g)) * (1 + u);
+      ASSERT_NEAR(out[i], wanted, 1e-6 * std::fabs(g / (1 + std::exp(-1.702 * g))) * (1 + std::fabs(u)) + 1e-36)
+          << gates[i] << " " << ups[i];
+    }
+    Fenced<float> in_place(gates);
+    table().activate(ActivationFunction::kClampedSwiglu, in_place.data(), up.data(), n, in_place.data());
+    ASSERT_TRUE(same_bits(in_place.data(), out.data(), count));
+  }
 }
 
 TEST_P(ElementwiseTest, Add) {
