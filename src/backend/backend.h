@@ -51,11 +51,13 @@ struct LayerShape {
   float temperature = 0;
   std::int64_t temperature_span = 0;
   bool gated = false;  // kGate holds as much as the attention gives
+  int keys_of = -1;    // an earlier layer, whose pages it reads and to which it adds none; -1: it has its own
   // A mixture of experts; count 0: none.
   struct Experts {
     int count = 0;
-    int used = 0;    // of a row
-    int hidden = 0;  // of one
+    int used = 0;         // of a row
+    int hidden = 0;       // of one
+    bool beside = false;  // another network runs beside them, whose outputs kBeside holds
   };
   Experts experts;
   // Replaces attention, and the layer has no heads; null: the layer has attention.
@@ -68,6 +70,7 @@ struct LayerShape {
 struct BackendShape {
   int width = 0;
   int vocabulary = 0;
+  int per_layer = 0;  // numbers that each layer takes of a row of kPerLayer; 0: there is none
   std::vector<Rotation> rotations;
   std::vector<LayerShape> layers;
 };
@@ -96,8 +99,10 @@ enum class Activation : int {
   kUp,
   kProjected,
   kRouter,
+  kBeside,    // of a network beside experts
+  kPerLayer,  // of each token, some numbers for each layer
 };
-inline constexpr int kActivations = 10;
+inline constexpr int kActivations = 12;
 // The inputs of a StateMixer, in order.
 inline constexpr Activation kMixerInputs[StateMixer::kMostInputs] = {
     Activation::kQuery, Activation::kKey, Activation::kValue, Activation::kGate, Activation::kUp};
@@ -144,10 +149,11 @@ class Backend {
   };
   virtual void begin(const Pass& pass) = 0;
 
-  // kResidual = the embeddings of the batch's tokens, times `scale`; plus, unless it is kNoWeight, the row of
-  // `positions` [positions][width] for the position at which the sequence's first table has the token's key. Positions
-  // beyond the last row have that row.
-  virtual void embed(WeightId embedding, float scale, WeightId positions) = 0;
+  // to = the rows of `embedding` [vocabulary][width of `to`] of the batch's tokens, times `scale`.
+  virtual void embed(WeightId embedding, float scale, Activation to) = 0;
+  // kResidual += the row of `positions` [positions][width] for the position at which the sequence's first table has the
+  // token's key. Positions beyond the last row have that row.
+  virtual void add_positions(WeightId positions) = 0;
 
   // to = rms or layer norm of `from` (KernelTable::rms_norm, layer_norm). The bias may be kNoWeight: zeros.
   virtual void rms_norm(Activation from, WeightId weight, float eps, Activation to) = 0;
@@ -166,8 +172,13 @@ class Backend {
   virtual void activate(ActivationFunction function, Activation gate, Activation up) = 0;  // up = function(gate) * up
   virtual void activate(ActivationFunction function, Activation x) = 0;                    // x = function(x)
   virtual void add(Activation to, Activation x) = 0;                                       // to += x
-  virtual void copy(Activation from, Activation to) = 0;                                   // to = from
-  virtual void scale(Activation x, float factor) = 0;                                      // x *= factor
+  struct Columns {
+    int first = 0;
+    int count = 0;  // 0: all
+  };
+  virtual void copy(Activation from, Columns columns, Activation to) = 0;  // to = those columns of from
+  // x *= factor * by[0]; `by` may be kNoWeight: 1.
+  virtual void scale(Activation x, float factor, WeightId by) = 0;
   // Multiplies each row of x by sigmoid(weights . the row of `gate`).
   virtual void scale_rows(Activation x, Activation gate, WeightId weights) = 0;
 
@@ -180,6 +191,7 @@ class Backend {
     ExpertChoice choice;
     int count = 0;
     WeightId selection_bias = kNoWeight;  // [count], or none
+    WeightId scales = kNoWeight;          // [count]: factors of the experts' weights; or none
     ActivationFunction function = ActivationFunction::kSilu;
     Matrix gate, up, down;
     bool adds = false;

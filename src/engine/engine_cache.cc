@@ -70,7 +70,7 @@ Result<CacheSize> EngineCache::find_place(const std::string& policy_text, std::i
   KVASIR_RETURN_IF_ERROR(check_thoughts(policy, shape));
   KVASIR_RETURN_IF_ERROR(policy.check_pages(policy_model(*model_), shape.page));
   KVASIR_RETURN_IF_ERROR(check_demotion_file(policy, model_->demotion_file.get()));
-  KVASIR_RETURN_IF_ERROR(check_offload(policy, model_->kv_shape.page, model_->cold_tier.get()));
+  KVASIR_RETURN_IF_ERROR(check_offload(policy, model_->kv_shape, model_->cold_tier.get()));
   return place;
 }
 

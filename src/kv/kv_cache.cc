@@ -16,6 +16,7 @@ KvCacheShape KvCacheShape::governed() const {
   shape.windows.clear();
   shape.states.clear();
   shape.group_of_layer.clear();
+  shape.lanes_of.clear();
   shape.rotations.clear();
   return shape;
 }
@@ -57,7 +58,13 @@ std::vector<LayerLanes> layer_lanes(const KvCacheShape& shape, PolicyScope scope
   std::vector<int> seen(1 + shape.windows.size() + shape.states.size());  // layers of each group so far
   std::uint64_t state = 0;
   std::vector<LayerLanes> lanes;
-  for (const std::uint8_t group : group_of_layer) {
+  for (std::size_t l = 0; l < group_of_layer.size(); ++l) {
+    if (!shape.lanes_of.empty() && shape.lanes_of[l] >= 0) {
+      lanes.push_back(lanes[static_cast<std::size_t>(shape.lanes_of[l])]);
+      lanes.back().observed_as = -1;
+      continue;
+    }
+    const std::uint8_t group = group_of_layer[l];
     const int number = seen[group]++;
     if (group > shape.windows.size()) {
       lanes.push_back({.tables = 0, .state = state});

@@ -56,6 +56,9 @@ struct KvCacheShape {
   // [layers of the model]: 0 for a governed layer, 1 + w for a layer of windows[w], 1 + windows.size() + s for a layer
   // of states[s]. Empty: all layers are governed.
   std::vector<std::uint8_t> group_of_layer;
+  // [layers of the model]: an earlier layer of the same group, whose lanes the layer reads and adds nothing to, or -1.
+  // Such a layer counts in no group. Empty: -1 for all.
+  std::vector<std::int16_t> lanes_of;
   // [governed layers]: rotation of the layer's keys. Empty: PageFormat::rotation for all. Layers that differ only in
   // rotation share a group, because their keys take the same room and are retained alike.
   std::vector<std::uint8_t> rotations;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <string_view>
-#include <variant>
 
 #include "backend/backend.h"
 #include "base/status.h"
@@ -11,33 +10,9 @@
 namespace kvasir {
 namespace {
 
-// A list has one number for each layer, and 0 for layers without attention.
-Result<int> read_kv_heads(Keys& keys, int heads) {
-  constexpr std::string_view kKey = "attention.head_count_kv";
-  const gguf::Value* value = keys.file().find(keys.name(kKey));
-  if (value == nullptr || !std::holds_alternative<gguf::Array>(value->data))
-    return keys.positive_or(kKey, kMaxHeads, heads);
-  KVASIR_ASSIGN_OR_RETURN(const int layers, keys.positive("block_count", 4096));
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<std::int64_t> listed, keys.list(kKey));
-  if (listed.size() != static_cast<std::size_t>(layers))
-    return data_loss("{} has {} values for {} layers", keys.name(kKey), listed.size(), layers);
-  std::int64_t most = 0;
-  for (const std::int64_t of_layer : listed) {
-    if (of_layer < 0 || of_layer > kMaxHeads) return data_loss("{}: {} heads", keys.name(kKey), of_layer);
-    if (of_layer != 0 && most != 0 && of_layer != most)
-      return unsupported("{}: layers with different numbers of KV heads are not supported", keys.name(kKey));
-    most = std::max(most, of_layer);
-  }
-  if (most == 0) return unsupported("no layer has attention: such models are not supported");
-  return static_cast<int>(most);
-}
-
 Result<AttentionSpec> read_attention(Keys& keys, int width) {
   AttentionSpec spec;
   KVASIR_ASSIGN_OR_RETURN(spec.heads, keys.positive("attention.head_count", kMaxHeads));
-  KVASIR_ASSIGN_OR_RETURN(spec.kv_heads, read_kv_heads(keys, spec.heads));
-  if (spec.heads % spec.kv_heads != 0)
-    return data_loss("{} query heads do not divide among {} KV heads", spec.heads, spec.kv_heads);
   if (!keys.has("attention.key_length") && width % spec.heads != 0)
     return data_loss("an embedding of {} does not divide among {} heads", width, spec.heads);
   KVASIR_ASSIGN_OR_RETURN(spec.head_dim, keys.positive_or("attention.key_length", kMaxHeadDim, width / spec.heads));
@@ -66,6 +41,34 @@ Result<Pooling> read_pooling(Keys& keys) {
   return type == 1 ? Pooling::kMean : type == 3 ? Pooling::kLast : Pooling::kNone;
 }
 
+// Gives each layer its number of KV heads, 0 to layers without attention, and the size of its feed-forward network.
+Status read_sizes_of_layers(Keys& keys, ModelConfig* config) {
+  const int layers = config->layer_count();
+  const int heads = config->layers.front().attention.heads;
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<int> kv_heads,
+                          keys.of_layers("attention.head_count_kv", layers, kMaxHeads, heads));
+  if (!keys.has("feed_forward_length")) return data_loss("{} is missing", keys.name("feed_forward_length"));
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<int> hidden, keys.of_layers("feed_forward_length", layers, 1 << 22, 0));
+  for (std::size_t l = 0; l < config->layers.size(); ++l) {
+    config->layers[l].attention.kv_heads = kv_heads[l];
+    config->layers[l].feed_forward.hidden = hidden[l];
+  }
+  return {};
+}
+
+Status check_sizes_of_layers(const ModelConfig& config) {
+  for (int l = 0; l < config.layer_count(); ++l) {
+    const LayerSpec& layer = config.layers[static_cast<std::size_t>(l)];
+    if (layer.feed_forward.hidden < 1) return data_loss("the feed-forward network of layer {} has no size", l);
+    if (layer.state) continue;
+    const AttentionSpec& attention = layer.attention;
+    if (attention.kv_heads < 1 || attention.heads % attention.kv_heads != 0)
+      return data_loss("{} query heads do not divide among {} KV heads, in layer {}", attention.heads,
+                       attention.kv_heads, l);
+  }
+  return {};
+}
+
 // A policy decides alike for all layers that it governs.
 Status check_governed(const ModelConfig& config) {
   if (config.governed_layers() == 0) return unsupported("no layer has attention: such models are not supported");
@@ -91,9 +94,9 @@ std::string_view ModelConfig::architecture() const {
 }
 
 bool ModelConfig::is_governed(const LayerSpec& layer) const {
-  return !layer.state && (layer.attention.window == 0 || std::ranges::all_of(layers, [](const LayerSpec& l) {
-                            return l.state || l.attention.window > 0;
-                          }));
+  return !layer.state && layer.attention.keys_of < 0 &&
+         (layer.attention.window == 0 ||
+          std::ranges::all_of(layers, [](const LayerSpec& l) { return l.state || l.attention.window > 0; }));
 }
 
 int ModelConfig::governed_layers() const {
@@ -133,13 +136,13 @@ Result<ModelConfig> read_model_config(const gguf::File& file, std::span<const Fa
   KVASIR_ASSIGN_OR_RETURN(config.width, keys.positive("embedding_length", 1 << 20));
   LayerSpec layer;
   layer.feed_forward = config.family->feed_forward;
-  KVASIR_ASSIGN_OR_RETURN(layer.feed_forward.hidden, keys.positive("feed_forward_length", 1 << 22));
   KVASIR_ASSIGN_OR_RETURN(config.pooling, read_pooling(keys));
   KVASIR_ASSIGN_OR_RETURN(config.context, keys.positive("context_length", 1 << 30));
   KVASIR_ASSIGN_OR_RETURN(layer.attention, read_attention(keys, config.width));
   config.norm = config.family->norm;
   KVASIR_ASSIGN_OR_RETURN(config.norm_eps, read_norm_eps(keys, config.norm));
   config.layers.assign(static_cast<std::size_t>(layers), layer);
+  KVASIR_RETURN_IF_ERROR(read_sizes_of_layers(keys, &config));
   const int head_dim = layer.attention.head_dim;
   KVASIR_ASSIGN_OR_RETURN(const int rotary, keys.positive_or("rope.dimension_count", kMaxHeadDim, head_dim / 2 * 2));
   if (rotary % 2 != 0 || rotary > head_dim)
@@ -154,6 +157,7 @@ Result<ModelConfig> read_model_config(const gguf::File& file, std::span<const Fa
                           read_rotary_embedding(file, architecture, rotary, config.context, config.family->yarn));
   if (config.family->adjust != nullptr) KVASIR_RETURN_IF_ERROR(config.family->adjust(keys, &config));
   KVASIR_RETURN_IF_ERROR(keys.refuse_other_features());
+  KVASIR_RETURN_IF_ERROR(check_sizes_of_layers(config));
   KVASIR_RETURN_IF_ERROR(check_governed(config));
   return config;
 }

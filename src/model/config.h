@@ -26,8 +26,11 @@ struct ModelConfig {
   std::int64_t context = 0;  // trained context, tokens
   NormKind norm = NormKind::kRms;
   float norm_eps = 0;
-  float embedding_scale = 1;            // of embeddings of tokens
-  bool learned_positions = false;       // tensor position_embd: [context] rows, added to embeddings of tokens
+  float embedding_scale = 1;       // of embeddings of tokens
+  bool learned_positions = false;  // tensor position_embd: [context] rows, added to embeddings of tokens
+  // Each token has a second embedding (per_layer_token_embd) of so many numbers for each layer. Added to a projection
+  // of the first and scaled, they gate what the layer adds at its end (Gemma 3n). 0: none.
+  int per_layer_embedding = 0;
   float residual_scale = 1;             // of what layers add
   float logit_scale = 1;                // of logits
   float logit_softcap = 0;              // logits become softcap * tanh(logit / softcap); 0: they stay

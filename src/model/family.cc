@@ -29,9 +29,7 @@ Result<std::vector<bool>> read_windowed_layers(Keys& keys, const ModelConfig& mo
   const auto layers = static_cast<std::size_t>(model.layer_count());
   std::vector<bool> windowed(layers);
   if (keys.has(kKey) && std::holds_alternative<gguf::Array>(keys.file().find(keys.name(kKey))->data)) {
-    KVASIR_ASSIGN_OR_RETURN(const std::vector<std::int64_t> listed, keys.list(kKey));
-    if (listed.size() != layers)
-      return data_loss("{} has {} values for {} layers", keys.name(kKey), listed.size(), layers);
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<int> listed, keys.of_layers(kKey, model.layer_count(), 1, 0));
     for (std::size_t l = 0; l < layers; ++l) windowed[l] = listed[l] != 0;
     return windowed;
   }
@@ -69,7 +67,7 @@ Status read_experts(Keys& keys, ModelConfig* model, const ExpertsSpec& usual) {
   if (keys.has("expert_feed_forward_length")) {
     KVASIR_ASSIGN_OR_RETURN(experts.hidden, keys.positive("expert_feed_forward_length", 1 << 22));
   } else {
-    KVASIR_ASSIGN_OR_RETURN(experts.hidden, keys.positive("feed_forward_length", 1 << 22));
+    experts.hidden = model->layers.front().feed_forward.hidden;
   }
   if (keys.has("expert_shared_feed_forward_length")) {
     KVASIR_ASSIGN_OR_RETURN(experts.shared_hidden, keys.positive("expert_shared_feed_forward_length", 1 << 22));

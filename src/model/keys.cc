@@ -1,5 +1,8 @@
 #include "model/keys.h"
 
+#include <algorithm>
+#include <variant>
+
 #include "base/status.h"
 
 namespace kvasir {
@@ -33,6 +36,29 @@ Result<std::uint64_t> Keys::count(std::string_view key) {
 Result<std::vector<std::int64_t>> Keys::list(std::string_view key) {
   read_.emplace(key);
   return file_.get_ints(name(key));
+}
+
+Result<std::vector<int>> Keys::of_layers(std::string_view key, int layers, int most, int otherwise) {
+  const auto count_of = static_cast<std::size_t>(layers);
+  std::vector<int> numbers(count_of, otherwise);
+  const gguf::Value* value = file_.find(name(key));
+  if (value == nullptr) return numbers;
+  if (!std::holds_alternative<gguf::Array>(value->data)) {
+    KVASIR_ASSIGN_OR_RETURN(const std::uint64_t one, count(key));
+    if (one > static_cast<std::uint64_t>(most)) return data_loss("{} is {}, above {}", name(key), one, most);
+    std::ranges::fill(numbers, static_cast<int>(one));
+    return numbers;
+  }
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<std::int64_t> listed, list(key));
+  KVASIR_ASSIGN_OR_RETURN(const std::uint64_t blocks, count("block_count"));
+  if (listed.size() != count_of && listed.size() != blocks)
+    return data_loss("{} has {} values for {} layers", name(key), listed.size(), layers);
+  for (std::size_t l = 0; l < count_of; ++l) {
+    if (listed[l] < 0 || listed[l] > most)
+      return data_loss("{}[{}] is {}, outside 0 to {}", name(key), l, listed[l], most);
+    numbers[l] = static_cast<int>(listed[l]);
+  }
+  return numbers;
 }
 
 Status Keys::refuse_other_features() const {

@@ -32,6 +32,9 @@ class Keys {
   Result<bool> truth(std::string_view key);
   Result<std::uint64_t> count(std::string_view key);
   Result<std::vector<std::int64_t>> list(std::string_view key);  // of integers or bools
+  // A number from 0 to `most` for each layer: a list of integers or bools, which may go on for layers that are not run,
+  // or one number for all. `otherwise`: where the key is absent.
+  Result<std::vector<int>> of_layers(std::string_view key, int layers, int most, int otherwise);
 
   // Refuses features that would change the results but that nobody has read: no answer is better than a wrong one.
   // Errors: kUnsupported, which names the key.

@@ -27,8 +27,13 @@ struct AttentionSpec {
   int head_dim = 0;
   std::int64_t window = 0;  // a token sees tokens less than this many positions before it; 0: all
   int rotary = 0;           // index in ModelConfig::rotary
-  float scale = 0;          // of queries; 0: 1 / sqrt(head_dim)
-  float softcap = 0;        // scores become softcap * tanh(score / softcap); 0: they stay
+  // An earlier layer, whose keys and values this layer reads in place of its own: it has no projections of keys and
+  // values, and no cache (Brandon et al., arXiv 2405.12981). -1: none.
+  int keys_of = -1;
+  bool values_from_keys = false;  // values are the projection of keys, before their norm and rotation
+  bool value_norm = false;        // RMSNorm of each head's values, without a weight
+  float scale = 0;                // of queries; 0: 1 / sqrt(head_dim)
+  float softcap = 0;              // scores become softcap * tanh(score / softcap); 0: they stay
   // A number for each query head, which its softmax counts as one more score, of a token without a value: tensor
   // attn_sinks.weight (gpt-oss, arXiv 2508.10925, section 2.2).
   bool sinks = false;
@@ -79,6 +84,10 @@ struct ExpertsSpec {
   bool normalized = false;      // the weights of a row's experts are divided by their sum
   float scale = 1;              // of the weights
   bool biases = false;          // of the router and the experts
+  bool output_scales = false;   // the output of each expert is multiplied by a number (ffn_down_exps.scale)
+  // The network that all rows run is the layer's own (ffn_gate, ffn_up, ffn_down). It and the experts have norms of
+  // their own before and after, and the router reads norm(x) * ffn_gate_inp.scale / sqrt(width) (Gemma 4).
+  bool beside_network = false;
 };
 
 // x += attention(norm(x)); x += feed_forward(norm'(x)). With norms after, what is added is itself normalised first.
@@ -91,6 +100,7 @@ struct LayerSpec {
   bool shared_norm = false;  // parallel, and norm' is norm
   bool norms_before = true;  // otherwise attention and the feed-forward network read x itself
   bool norms_after = false;  // of attention and of the feed-forward network, before they are added
+  bool scaled = false;       // x is multiplied by the number layer_output_scale.weight at the end of the layer
 };
 
 }  // namespace kvasir

@@ -1,5 +1,8 @@
 #include "model/transformer.h"
 
+#include <cmath>
+#include <numbers>
+
 #include "model/family.h"
 
 namespace kvasir {
@@ -8,12 +11,15 @@ BackendShape backend_shape(const ModelConfig& config) {
   BackendShape shape;
   shape.width = config.width;
   shape.vocabulary = config.vocabulary;
+  shape.per_layer = config.per_layer_embedding;
   for (const RotaryEmbedding& rotary : config.rotary)
     shape.rotations.push_back({rotary.dims, rotary.inverse_frequencies, rotary.magnitude});
   for (const LayerSpec& layer : config.layers) {
     LayerShape::Experts experts;
-    if (layer.experts) experts = {layer.experts->count, layer.experts->used, layer.experts->hidden};
-    const int hidden = layer.experts ? layer.experts->shared_hidden : layer.feed_forward.hidden;
+    if (layer.experts)
+      experts = {layer.experts->count, layer.experts->used, layer.experts->hidden, layer.experts->beside_network};
+    const bool shared = layer.experts && !layer.experts->beside_network;
+    const int hidden = shared ? layer.experts->shared_hidden : layer.feed_forward.hidden;
     if (layer.state) {
       shape.layers.push_back({.hidden = hidden, .experts = experts, .mixer = layer.state->mixer});
       continue;
@@ -30,14 +36,31 @@ BackendShape backend_shape(const ModelConfig& config) {
                             .temperature = attention.temperature,
                             .temperature_span = attention.temperature_span,
                             .gated = attention.gated,
+                            .keys_of = attention.keys_of,
                             .experts = experts});
   }
   return shape;
 }
 
+// kResidual, and kPerLayer where the model has it: (norm(projection * x / sqrt(width)) + e * sqrt(size)) / sqrt(2) for
+// the first embedding x of a token and its second, e.
+void Transformer::embed() const {
+  backend_.embed(weights_.embedding, config_.embedding_scale, Activation::kResidual);
+  if (weights_.positions != kNoWeight) backend_.add_positions(weights_.positions);
+  const int size = config_.per_layer_embedding;
+  if (size == 0) return;
+  const Backend::Product projection{weights_.per_layer_projection, kNoWeight, Activation::kPerLayer};
+  backend_.multiply(Activation::kResidual, {&projection, 1});
+  backend_.scale(Activation::kPerLayer, 1 / std::sqrt(static_cast<float>(config_.width)), kNoWeight);
+  backend_.rms_norm_heads(Activation::kPerLayer, weights_.per_layer_norm, config_.layer_count(), config_.norm_eps);
+  backend_.embed(weights_.per_layer_embedding, std::sqrt(static_cast<float>(size)), Activation::kUp);
+  backend_.add(Activation::kPerLayer, Activation::kUp);
+  backend_.scale(Activation::kPerLayer, 1 / std::numbers::sqrt2_v<float>, kNoWeight);
+}
+
 void Transformer::normalize(Activation from, const Norm& norm, Activation to) const {
   if (norm.weight == kNoWeight) {
-    backend_.copy(from, to);
+    backend_.copy(from, {}, to);
   } else if (config_.norm == NormKind::kRms) {
     backend_.rms_norm(from, norm.weight, config_.norm_eps, to);
   } else {
@@ -51,7 +74,8 @@ void Transformer::attend(int number, const AttentionSpec& spec, const LayerWeigh
                                        {layer.key.matrix, layer.key.bias, Activation::kKey},
                                        {layer.value.matrix, layer.value.bias, Activation::kValue},
                                        {layer.attention_gate.matrix, layer.attention_gate.bias, Activation::kGate}};
-  backend_.multiply(Activation::kNormalized, std::span(products).first(spec.gated ? 4 : 3));
+  const bool own_keys = spec.keys_of < 0;
+  backend_.multiply(Activation::kNormalized, std::span(products).first(!own_keys ? 1 : spec.gated ? 4 : 3));
   const bool of_row = config_.family->tensors.qk_norm_of_row;
   // A rotation keeps norms. So behind it only the weights are left to multiply by, those of keys at the query.
   const bool after = config_.family->tensors.qk_norm_after_rotation;
@@ -61,7 +85,10 @@ void Transformer::attend(int number, const AttentionSpec& spec, const LayerWeigh
   if (layer.key_norm != kNoWeight)
     backend_.rms_norm_heads(Activation::kKey, after ? kNoWeight : layer.key_norm, of_row ? 1 : spec.kv_heads,
                             config_.norm_eps);
-  backend_.store(number);
+  if (own_keys) {
+    if (spec.value_norm) backend_.rms_norm_heads(Activation::kValue, kNoWeight, spec.kv_heads, config_.norm_eps);
+    backend_.store(number);
+  }
   Backend::AttentionWeights weights{.sinks = layer.sinks};
   if (after) weights = {layer.sinks, {layer.query_norm, layer.key_norm}};
   backend_.attend(number, weights);
@@ -108,26 +135,62 @@ void Transformer::mix_experts(const LayerSpec& spec, const LayerWeights& layer) 
   }
   const Backend::Product router{layer.router.matrix, layer.router.bias, Activation::kRouter};
   backend_.multiply(Activation::kNormalized, {&router, 1});
+  run_experts(spec, layer, experts.shared_hidden > 0);
+}
+
+// From kNormalized and kRouter to kProjected.
+void Transformer::run_experts(const LayerSpec& spec, const LayerWeights& layer, bool adds) const {
+  const ExpertsSpec& experts = *spec.experts;
   backend_.run_experts({.choice = {experts.scores, experts.used, experts.normalized, experts.scale},
                         .count = experts.count,
                         .selection_bias = layer.selection_bias,
+                        .scales = layer.expert_scales,
                         .function = spec.feed_forward.function,
                         .gate = {layer.expert_gate.matrix, layer.expert_gate.bias},
                         .up = {layer.expert_up.matrix, layer.expert_up.bias},
                         .down = {layer.expert_down.matrix, layer.expert_down.bias},
-                        .adds = experts.shared_hidden > 0});
+                        .adds = adds});
+}
+
+// From kNormalized and kResidual to kProjected.
+void Transformer::mix_experts_beside_network(const LayerSpec& spec, const LayerWeights& layer) const {
+  feed_forward(spec.feed_forward, layer);
+  normalize(Activation::kProjected, layer.network_norm_after, Activation::kBeside);
+  backend_.rms_norm(Activation::kResidual, layer.router_norm, config_.norm_eps, Activation::kNormalized);
+  backend_.scale(Activation::kNormalized, 1 / std::sqrt(static_cast<float>(config_.width)), kNoWeight);
+  const Backend::Product router{layer.router.matrix, layer.router.bias, Activation::kRouter};
+  backend_.multiply(Activation::kNormalized, {&router, 1});
+  normalize(Activation::kResidual, layer.expert_norm, Activation::kNormalized);
+  run_experts(spec, layer, false);
+  normalize(Activation::kProjected, layer.expert_norm_after, Activation::kProjected);
+  backend_.add(Activation::kProjected, Activation::kBeside);
 }
 
 // kResidual += kProjected, normalised before where the layer has norms after.
 void Transformer::add(const LayerSpec& spec, const Norm& norm_after) const {
   if (spec.norms_after) normalize(Activation::kProjected, norm_after, Activation::kProjected);
-  if (config_.residual_scale != 1) backend_.scale(Activation::kProjected, config_.residual_scale);
+  if (config_.residual_scale != 1) backend_.scale(Activation::kProjected, config_.residual_scale, kNoWeight);
   backend_.add(Activation::kResidual, Activation::kProjected);
+}
+
+// kResidual += norm(output(function(gate(kResidual)) * the layer's part of kPerLayer)); then scaled.
+void Transformer::end_layer(int number, const LayerSpec& spec, const LayerWeights& layer) const {
+  if (const int size = config_.per_layer_embedding; size > 0) {
+    const Backend::Product gate{layer.per_layer_gate.matrix, kNoWeight, Activation::kGate};
+    backend_.multiply(Activation::kResidual, {&gate, 1});
+    backend_.copy(Activation::kPerLayer, {number * size, size}, Activation::kUp);
+    backend_.activate(spec.feed_forward.function, Activation::kGate, Activation::kUp);
+    const Backend::Product output{layer.per_layer_output.matrix, kNoWeight, Activation::kProjected};
+    backend_.multiply(Activation::kUp, {&output, 1});
+    normalize(Activation::kProjected, layer.per_layer_norm, Activation::kProjected);
+    backend_.add(Activation::kResidual, Activation::kProjected);
+  }
+  if (spec.scaled) backend_.scale(Activation::kResidual, 1, layer.scale);
 }
 
 Backend::Outputs Transformer::forward(const Backend::Pass& pass) const {
   backend_.begin(pass);
-  backend_.embed(weights_.embedding, config_.embedding_scale, weights_.positions);
+  embed();
   for (int l = 0; l < config_.layer_count(); ++l) {
     const LayerSpec& spec = config_.layers[static_cast<std::size_t>(l)];
     const LayerWeights& layer = weights_.layers[static_cast<std::size_t>(l)];
@@ -141,12 +204,15 @@ Backend::Outputs Transformer::forward(const Backend::Pass& pass) const {
     if (spec.parallel && !spec.shared_norm) normalize(Activation::kResidual, layer.ffn_norm, Activation::kNormalized);
     add(spec, layer.attention_norm_after);
     if (!spec.parallel) normalize(Activation::kResidual, layer.ffn_norm, Activation::kNormalized);
-    if (spec.experts) {
-      mix_experts(spec, layer);
-    } else {
+    if (!spec.experts) {
       feed_forward(spec.feed_forward, layer);
+    } else if (spec.experts->beside_network) {
+      mix_experts_beside_network(spec, layer);
+    } else {
+      mix_experts(spec, layer);
     }
     add(spec, layer.ffn_norm_after);
+    end_layer(l, spec, layer);
   }
   return backend_.outputs({.matrix = weights_.output,
                            .norm = weights_.output_norm.weight,

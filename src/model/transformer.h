@@ -26,11 +26,15 @@ class Transformer {
   Backend::Outputs forward(const Backend::Pass& pass) const;
 
  private:
+  void embed() const;
   void normalize(Activation from, const Norm& norm, Activation to) const;
   void attend(int number, const AttentionSpec& spec, const LayerWeights& layer) const;
   void mix(int number, const LayerWeights& layer) const;
   void feed_forward(const FeedForwardSpec& spec, const LayerWeights& layer) const;
   void mix_experts(const LayerSpec& spec, const LayerWeights& layer) const;
+  void run_experts(const LayerSpec& spec, const LayerWeights& layer, bool adds) const;
+  void mix_experts_beside_network(const LayerSpec& spec, const LayerWeights& layer) const;
+  void end_layer(int number, const LayerSpec& spec, const LayerWeights& layer) const;
   void add(const LayerSpec& spec, const Norm& norm_after) const;
 
   const ModelConfig& config_;

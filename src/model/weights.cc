@@ -34,6 +34,7 @@ class Layout {
     if (c.learned_positions)
       KVASIR_RETURN_IF_ERROR(
           matrix("position_embd.weight", {static_cast<int>(c.context), c.width}, &weights->positions));
+    KVASIR_RETURN_IF_ERROR(per_layer_embedding(weights));
     weights->layers.resize(c.layers.size());
     for (std::size_t l = 0; l < c.layers.size(); ++l) {
       LayerWeights& layer = weights->layers[l];
@@ -44,6 +45,7 @@ class Layout {
       if (c.layers[l].norms_after)
         KVASIR_RETURN_IF_ERROR(norm(prefix + "post_attention_norm", &layer.attention_norm_after));
       KVASIR_RETURN_IF_ERROR(feed_forward(prefix, c.layers[l], &layer));
+      KVASIR_RETURN_IF_ERROR(end_of_layer(prefix, c.layers[l], &layer));
     }
     KVASIR_RETURN_IF_ERROR(norm(std::string(layout_.output_norm), &weights->output_norm));
     weights->output = weights->embedding;
@@ -78,6 +80,29 @@ class Layout {
     std::uint64_t tensor_rows() const { return static_cast<std::uint64_t>(rows > 0 ? rows : outputs); }
   };
 
+  Status per_layer_embedding(Weights* weights) {
+    const int size = config_.per_layer_embedding;
+    if (size == 0) return {};
+    const int all = size * config_.layer_count();
+    KVASIR_RETURN_IF_ERROR(
+        matrix("per_layer_token_embd.weight", {config_.vocabulary, all}, &weights->per_layer_embedding));
+    KVASIR_RETURN_IF_ERROR(matrix("per_layer_model_proj.weight", {all, config_.width}, &weights->per_layer_projection));
+    return vector("per_layer_proj_norm.weight", {size, 1}, &weights->per_layer_norm);
+  }
+
+  Status end_of_layer(const std::string& prefix, const LayerSpec& spec, LayerWeights* layer) {
+    const int size = config_.per_layer_embedding;
+    if (size > 0) {
+      KVASIR_RETURN_IF_ERROR(
+          linear(prefix + "inp_gate", {size, config_.width}, Presence::kNever, &layer->per_layer_gate));
+      KVASIR_RETURN_IF_ERROR(
+          linear(prefix + "proj", {config_.width, size}, Presence::kNever, &layer->per_layer_output));
+      KVASIR_RETURN_IF_ERROR(norm(prefix + "post_norm", &layer->per_layer_norm));
+    }
+    if (spec.scaled) KVASIR_RETURN_IF_ERROR(vector(prefix + "layer_output_scale.weight", {1, 1}, &layer->scale));
+    return {};
+  }
+
   Status attention(const std::string& prefix, const LayerSpec& spec, LayerWeights* layer) {
     const ModelConfig& c = config_;
     const int head_dim = spec.attention.head_dim;
@@ -101,14 +126,20 @@ class Layout {
     } else {
       KVASIR_RETURN_IF_ERROR(projection("attn_q", 0, queries, rotated, &layer->query));
     }
-    KVASIR_RETURN_IF_ERROR(projection("attn_k", queries, keys, rotated, &layer->key));
-    KVASIR_RETURN_IF_ERROR(projection("attn_v", queries + keys, keys, {}, &layer->value));
+    const bool own_keys = spec.attention.keys_of < 0;
+    if (own_keys) {
+      KVASIR_RETURN_IF_ERROR(projection("attn_k", queries, keys, rotated, &layer->key));
+      // The rows of keys again, in the order of the file, which is that of the output matrix's columns.
+      const char* values = spec.attention.values_from_keys ? "attn_k" : "attn_v";
+      KVASIR_RETURN_IF_ERROR(projection(values, queries + keys, keys, {}, &layer->value));
+    }
     if (present(layout_.qk_norm, prefix + "attn_q_norm.weight")) {
       const bool row = layout_.qk_norm_of_row;
       KVASIR_RETURN_IF_ERROR(
           vector(prefix + "attn_q_norm.weight", {row ? queries : head_dim, 1, 0, rotated}, &layer->query_norm));
-      KVASIR_RETURN_IF_ERROR(
-          vector(prefix + "attn_k_norm.weight", {row ? keys : head_dim, 1, 0, rotated}, &layer->key_norm));
+      if (own_keys)
+        KVASIR_RETURN_IF_ERROR(
+            vector(prefix + "attn_k_norm.weight", {row ? keys : head_dim, 1, 0, rotated}, &layer->key_norm));
     }
     if (spec.attention.sinks)
       KVASIR_RETURN_IF_ERROR(vector(prefix + "attn_sinks.weight", {spec.attention.heads, 1}, &layer->sinks));
@@ -135,6 +166,13 @@ class Layout {
     if (spec.norms_before && !spec.shared_norm)
       KVASIR_RETURN_IF_ERROR(norm(prefix + std::string(layout_.ffn_norm), &layer->ffn_norm));
     if (spec.norms_after) KVASIR_RETURN_IF_ERROR(norm(prefix + "post_ffw_norm", &layer->ffn_norm_after));
+    if (spec.experts && spec.experts->beside_network) {
+      KVASIR_RETURN_IF_ERROR(network(prefix, "", spec.feed_forward, layer));
+      KVASIR_RETURN_IF_ERROR(vector(prefix + "ffn_gate_inp.scale", {config_.width, 1}, &layer->router_norm));
+      KVASIR_RETURN_IF_ERROR(norm(prefix + "post_ffw_norm_1", &layer->network_norm_after));
+      KVASIR_RETURN_IF_ERROR(norm(prefix + "pre_ffw_norm_2", &layer->expert_norm));
+      KVASIR_RETURN_IF_ERROR(norm(prefix + "post_ffw_norm_2", &layer->expert_norm_after));
+    }
     if (spec.experts) return experts(prefix, *spec.experts, layer);
     return network(prefix, "", spec.feed_forward, layer);
   }
@@ -163,11 +201,22 @@ class Layout {
     KVASIR_RETURN_IF_ERROR(linear(prefix + "ffn_gate_inp", {spec.count, width}, bias, &layer->router));
     if (spec.selection_bias)
       KVASIR_RETURN_IF_ERROR(vector(prefix + "exp_probs_b.bias", {spec.count, 1}, &layer->selection_bias));
+    if (spec.output_scales)
+      KVASIR_RETURN_IF_ERROR(vector(prefix + "ffn_down_exps.scale", {spec.count, 1}, &layer->expert_scales));
+    if (file_.find_tensor(prefix + "ffn_gate_up_exps.weight") != nullptr) {
+      const std::string both = prefix + "ffn_gate_up_exps";
+      KVASIR_RETURN_IF_ERROR(
+          of_experts(both, spec.count, {spec.hidden, width, 2 * spec.hidden}, bias, &layer->expert_gate));
+      KVASIR_RETURN_IF_ERROR(of_experts(both, spec.count, {spec.hidden, width, 2 * spec.hidden, {spec.hidden, 0, 0}},
+                                        bias, &layer->expert_up));
+    } else {
+      KVASIR_RETURN_IF_ERROR(
+          of_experts(prefix + "ffn_gate_exps", spec.count, {spec.hidden, width}, bias, &layer->expert_gate));
+      KVASIR_RETURN_IF_ERROR(
+          of_experts(prefix + "ffn_up_exps", spec.count, {spec.hidden, width}, bias, &layer->expert_up));
+    }
     KVASIR_RETURN_IF_ERROR(
-        of_experts(prefix + "ffn_gate_exps", spec.count, spec.hidden, width, bias, &layer->expert_gate));
-    KVASIR_RETURN_IF_ERROR(of_experts(prefix + "ffn_up_exps", spec.count, spec.hidden, width, bias, &layer->expert_up));
-    KVASIR_RETURN_IF_ERROR(
-        of_experts(prefix + "ffn_down_exps", spec.count, width, spec.hidden, bias, &layer->expert_down));
+        of_experts(prefix + "ffn_down_exps", spec.count, {width, spec.hidden}, bias, &layer->expert_down));
     if (spec.shared_hidden == 0) return {};
     if (spec.shared_gate)
       KVASIR_RETURN_IF_ERROR(floats(prefix + "ffn_gate_inp_shexp.weight", {static_cast<std::uint64_t>(width)}, width,
@@ -175,18 +224,21 @@ class Layout {
     return network(prefix, "_shexp", {.hidden = spec.shared_hidden}, layer);
   }
 
-  // The experts' slices of a tensor, one after the other.
-  Status of_experts(const std::string& name, int count, int outputs, int inputs, Presence bias, Linear* to) {
+  // The experts' slices of a tensor, one after the other. `shape`: of the first.
+  Status of_experts(const std::string& name, int count, const Shape& shape, Presence bias, Linear* to) {
+    const auto rows = static_cast<int>(shape.tensor_rows());
+    const auto first = [&](int expert) { return shape.order.first + expert * rows; };
     for (int e = 0; e < count; ++e) {
       WeightId id{};
-      KVASIR_RETURN_IF_ERROR(matrix(name + ".weight", {outputs, inputs, 0, {e * outputs, 0, 0}, count}, &id));
+      KVASIR_RETURN_IF_ERROR(
+          matrix(name + ".weight", {shape.outputs, shape.inputs, rows, {first(e), 0, 0}, count}, &id));
       if (e == 0) to->matrix = id;
     }
     for (int e = 0; e < count && bias == Presence::kAlways; ++e) {
       WeightId id{};
       KVASIR_RETURN_IF_ERROR(floats(name + ".bias",
-                                    {static_cast<std::uint64_t>(outputs), static_cast<std::uint64_t>(count)}, outputs,
-                                    {e * outputs, 0, 0}, &id));
+                                    {static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(count)},
+                                    shape.outputs, {first(e), 0, 0}, &id));
       if (e == 0) to->bias = id;
     }
     return {};

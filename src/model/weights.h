@@ -52,13 +52,28 @@ struct LayerWeights {
   Linear expert_up;                     // [hidden, width]
   Linear expert_down;                   // [width, hidden]
   WeightId shared_gate = kNoWeight;     // [width], or none
-  Norm ffn_norm_after;                  // of what the feed-forward network adds; or none
+  WeightId expert_scales = kNoWeight;   // [experts], or none
+  // Where the layer's own network is beside the experts; else none.
+  WeightId router_norm = kNoWeight;  // [width]
+  Norm network_norm_after;           // of what the layer's own network gives
+  Norm expert_norm;
+  Norm expert_norm_after;  // of what the experts give
+  Norm ffn_norm_after;     // of what the feed-forward network adds; or none
+  // Of a model with an embedding for each layer; else none.
+  Linear per_layer_gate;       // [per-layer embedding, width]
+  Linear per_layer_output;     // [width, per-layer embedding]
+  Norm per_layer_norm;         // of what it adds
+  WeightId scale = kNoWeight;  // [1], or none
 };
 
 struct Weights {
   WeightId embedding = kNoWeight;  // [vocabulary, width]
   WeightId positions = kNoWeight;  // [context, width], or none
-  WeightId output = kNoWeight;     // [vocabulary, width]; the embedding where the file has none
+  // An embedding of each token for each layer, or none.
+  WeightId per_layer_embedding = kNoWeight;   // [vocabulary, layers * per-layer embedding]
+  WeightId per_layer_projection = kNoWeight;  // [layers * per-layer embedding, width]
+  WeightId per_layer_norm = kNoWeight;        // [per-layer embedding]: of each layer's part of the projection
+  WeightId output = kNoWeight;                // [vocabulary, width]; the embedding where the file has none
   Norm output_norm;
   std::vector<LayerWeights> layers;
 };

@@ -15,14 +15,20 @@ Status not_written(const Status& why) {
 
 }  // namespace
 
-Status check_offload(const RetentionPolicy& policy, const PageFormat& page, const ColdTier* tier) {
+Status check_offload(const RetentionPolicy& policy, const KvCacheShape& shape, const ColdTier* tier) {
   if (policy.as<FollowsHeads>() == nullptr) return {};
-  if (page.encoded())
+  if (!shape.lanes_of.empty())
+    return unsupported(
+               "policy '{}' offloads keys and values that later layers of this model read too; choose another "
+               "policy, or offload=off",
+               policy.traits().spec)
+        .about({"policy"});
+  if (shape.page.encoded())
     return invalid_argument(
                "policy '{}' offloads keys and values as the cache has them in 16 or 32 bits, not as {}; choose f16, "
                "bf16 "
                "or f32, or offload=off",
-               policy.traits().spec, codec_name(page))
+               policy.traits().spec, codec_name(shape.page))
         .about({"policy", "kv_type"});
   if (tier != nullptr) return {};
   return invalid_argument("policy '{}' offloads to a file, but there is no folder for one; give one, or offload=off",
@@ -33,7 +39,7 @@ Status check_offload(const RetentionPolicy& policy, const PageFormat& page, cons
 Result<std::unique_ptr<FollowerHeads>> FollowerHeads::create(const RetentionPolicy& policy, KvCache* cache,
                                                              const KvCacheShape& shape, ColdTier* tier) {
   if (policy.as<FollowsHeads>() == nullptr) return std::unique_ptr<FollowerHeads>();
-  KVASIR_RETURN_IF_ERROR(check_offload(policy, shape.page, tier));
+  KVASIR_RETURN_IF_ERROR(check_offload(policy, shape, tier));
   std::unique_ptr<FollowerHeads> heads(new FollowerHeads(policy, cache, shape, tier));
   if (heads->plan_.followers <= 0) return std::unique_ptr<FollowerHeads>();
   return heads;

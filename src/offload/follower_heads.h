@@ -30,7 +30,7 @@
 namespace kvasir {
 
 // Checks that a policy which offloads has a folder for its file, and pages of 16 or 32 bits. Errors: kInvalidArgument.
-Status check_offload(const RetentionPolicy& policy, const PageFormat& page, const ColdTier* tier);
+Status check_offload(const RetentionPolicy& policy, const KvCacheShape& shape, const ColdTier* tier);
 
 class FollowerHeads final : public OffloadedPages {
  public:

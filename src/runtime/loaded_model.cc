@@ -110,6 +110,12 @@ Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view 
   shape.recent = codec.recent;
   std::vector<std::size_t> states_of;  // layers
   for (const LayerSpec& layer : config.layers) {
+    if (const int source = layer.attention.keys_of; source >= 0) {
+      shape.lanes_of.resize(config.layers.size(), -1);
+      shape.lanes_of[shape.group_of_layer.size()] = static_cast<std::int16_t>(source);
+      shape.group_of_layer.push_back(shape.group_of_layer[static_cast<std::size_t>(source)]);
+      continue;
+    }
     if (config.is_governed(layer)) {
       shape.group_of_layer.push_back(0);
       shape.rotations.push_back(static_cast<std::uint8_t>(layer.attention.rotary));

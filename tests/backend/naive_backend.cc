@@ -370,13 +370,15 @@ void NaiveBackend::begin(const Pass& pass) {
   store_ = static_cast<NaivePageStore*>(pass.store);
 }
 
-void NaiveBackend::embed(WeightId embedding, float scale, WeightId positions) {
-  rows(Activation::kResidual).clear();
+void NaiveBackend::embed(WeightId embedding, float scale, Activation to) {
+  rows(to).clear();
   for (const std::int32_t token : pass_.batch->tokens) {
-    Row& row = rows(Activation::kResidual).emplace_back(weight(embedding)->rows[static_cast<std::size_t>(token)]);
+    Row& row = rows(to).emplace_back(weight(embedding)->rows[static_cast<std::size_t>(token)]);
     for (double& x : row) x *= static_cast<double>(scale);
   }
-  if (positions == kNoWeight) return;
+}
+
+void NaiveBackend::add_positions(WeightId positions) {
   const Rows& learned = weight(positions)->rows;
   for (const BatchSequence& sequence : pass_.batch->sequences)
     for (int r = 0; r < sequence.rows; ++r) {
@@ -484,13 +486,20 @@ void NaiveBackend::add(Activation to, Activation x) {
     for (std::size_t i = 0; i < rows(to)[r].size(); ++i) rows(to)[r][i] += rows(x)[r][i];
 }
 
-void NaiveBackend::copy(Activation from, Activation to) {
-  rows(to) = rows(from);
+void NaiveBackend::copy(Activation from, Columns columns, Activation to) {
+  Rows copied;
+  for (const Row& row : rows(from)) {
+    const std::size_t count = columns.count > 0 ? static_cast<std::size_t>(columns.count) : row.size();
+    const auto first = row.begin() + columns.first;
+    copied.emplace_back(first, first + static_cast<std::ptrdiff_t>(count));
+  }
+  rows(to) = copied;
 }
 
-void NaiveBackend::scale(Activation x, float factor) {
+void NaiveBackend::scale(Activation x, float factor, WeightId by) {
+  const double all = static_cast<double>(factor) * (by != kNoWeight ? weight(by)->at(0) : 1);
   for (Row& row : rows(x))
-    for (double& value : row) value *= static_cast<double>(factor);
+    for (double& value : row) value *= all;
 }
 
 void NaiveBackend::scale_rows(Activation x, Activation gate, WeightId by) {
@@ -541,8 +550,9 @@ void NaiveBackend::run_experts(const Experts& experts) {
       Row hidden = slice(experts.up, e, product(x));
       for (std::size_t i = 0; i < hidden.size(); ++i) hidden[i] = gated(experts.function, gate[i], hidden[i]);
       const Row down = slice(experts.down, e, product(hidden));
-      const double by =
-          scores[static_cast<std::size_t>(e)] / (divides ? chosen : 1) * static_cast<double>(experts.choice.scale);
+      const auto at = static_cast<std::size_t>(e);
+      const double by = scores[at] / (divides ? chosen : 1) * static_cast<double>(experts.choice.scale) *
+                        (experts.scales != kNoWeight ? weight(experts.scales)->at(at) : 1);
       for (std::size_t i = 0; i < down.size(); ++i) out[r][i] += by * down[i];
     }
   }

@@ -353,7 +353,7 @@ TEST(NaiveBackend, FeedForwardNetworksOfEveryKindAreTheCpus) {
   }
   const auto run = [&](Backend& backend, ActivationFunction function, bool gated, float scale) {
     backend.begin({&batch});
-    backend.embed(embedding, scale, kNoWeight);
+    backend.embed(embedding, scale, Activation::kResidual);
     const Backend::Product both[] = {{up, kNoWeight, Activation::kUp}, {gate, kNoWeight, Activation::kGate}};
     backend.multiply(Activation::kResidual, std::span(both).first(gated ? 2 : 1));
     if (gated) {

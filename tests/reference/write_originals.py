@@ -69,6 +69,17 @@ MODELS = {
         'Gemma3TextConfig', head_dim=32, query_pre_attn_scalar=32, sliding_window=WINDOW, num_hidden_layers=7,
         layer_types=layer_types(6, 7),
         rope_parameters={'full_attention': rope(1e6), 'sliding_attention': rope()})),
+    # The last three layers read the keys of layers 4 and 5.
+    'gemma4': ('Gemma4ForCausalLM', lambda: config(
+        'Gemma4TextConfig', head_dim=16, global_head_dim=32, num_key_value_heads=1, sliding_window=WINDOW,
+        num_hidden_layers=9, layer_types=layer_types(3, 9), num_kv_shared_layers=3, use_double_wide_mlp=True,
+        hidden_size_per_layer_input=16, vocab_size_per_layer_input=VOCABULARY, final_logit_softcapping=3.0,
+        num_global_key_value_heads=None)),
+    'gemma4_experts': ('Gemma4ForCausalLM', lambda: config(
+        'Gemma4TextConfig', head_dim=16, global_head_dim=32, num_key_value_heads=2, num_global_key_value_heads=1,
+        sliding_window=WINDOW, num_hidden_layers=4, layer_types=layer_types(2, 4), attention_k_eq_v=True,
+        hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=8, top_k_experts=3,
+        moe_intermediate_size=32)),
     'smollm3': ('SmolLM3ForCausalLM', lambda: config('SmolLM3Config', num_hidden_layers=5)),
     'granite': ('GraniteForCausalLM', lambda: config(
         'GraniteConfig', embedding_multiplier=12.0, residual_multiplier=0.22, logits_scaling=8.0,
@@ -145,7 +156,7 @@ def random_weights(model, seed):
         noise = torch.randn(weight.shape, generator=random)
         if weight.dim() >= 2:
             value = noise / weight.shape[-1] ** 0.5
-        elif 'norm' in name and not name.endswith('bias'):
+        elif ('norm' in name or 'scale' in name) and not name.endswith('bias'):
             value = weight.data + 0.2 * noise
         else:
             value = 0.2 * noise
@@ -153,6 +164,8 @@ def random_weights(model, seed):
     for name, buffer in model.named_buffers():  # such as the bias of a router
         if 'bias' in name:
             buffer.data = (0.2 * torch.randn(buffer.shape, generator=random)).half().float()
+        elif name.endswith('layer_scalar'):
+            buffer.data = (1 + 0.2 * torch.randn(buffer.shape, generator=random)).half().float()
     model.tie_weights()
 
 
@@ -191,7 +204,7 @@ def write(name, folder):
         logits = model(torch.tensor([tokens()])).logits[0].float().numpy()
     with tempfile.TemporaryDirectory() as saved:
         model.save_pretrained(saved)
-        if name == 'gemma3':  # its converter counts the tokens, and a slice up to -1 would lack the last
+        if name.startswith(('gemma3', 'gemma4')):  # its converter counts the tokens, and a slice up to -1 would lack the last
             vocabulary = {str(token): token for token in range(VOCABULARY)}
             text = json.dumps({'model': {'vocab': vocabulary}, 'added_tokens': []})
             (pathlib.Path(saved) / 'tokenizer.json').write_text(text)

@@ -34,17 +34,21 @@ void CpuBackend::begin(const Pass& pass) {
   attention_.begin(pass);
 }
 
-void CpuBackend::embed(WeightId embedding, float scale, WeightId positions) {
-  const int width = shape_.width;
-  float* x = ensure(Activation::kResidual, width);
+void CpuBackend::embed(WeightId embedding, float scale, Activation to) {
   const PackedMatrix& matrix = weights_.matrix(embedding);
+  const int width = matrix.inputs;
+  float* x = ensure(to, width);
   threads_.parallel_for(rows_, [&](int row) {
     float* of_row = x + product(row, width);
     kernels_.packing->unpack_row(matrix, pass_.batch->tokens[static_cast<std::size_t>(row)], of_row);
     if (scale == 1) return;
     for (int i = 0; i < width; ++i) of_row[i] *= scale;
   });
-  if (positions == kNoWeight) return;
+}
+
+void CpuBackend::add_positions(WeightId positions) {
+  const int width = shape_.width;
+  float* x = tensor(Activation::kResidual).data.data();
   const PackedMatrix& learned = weights_.matrix(positions);
   const Batch& batch = *pass_.batch;
   threads_.parallel_for(static_cast<int>(batch.sequences.size()), [&](int index) {
@@ -187,14 +191,19 @@ void CpuBackend::add(Activation to, Activation x) {
   });
 }
 
-void CpuBackend::copy(Activation from, Activation to) {
-  const int width = tensor(from).width;
-  const float* x = tensor(from).data.data();
-  std::copy_n(x, product(rows_, width), ensure(to, width));
+void CpuBackend::copy(Activation from, Columns columns, Activation to) {
+  const int stride = tensor(from).width;
+  const int width = columns.count > 0 ? columns.count : stride;
+  KVASIR_CHECK(columns.first >= 0 && columns.first + width <= stride);
+  const float* x = tensor(from).data.data() + columns.first;
+  float* out = ensure(to, width);
+  threads_.parallel_for(rows_,
+                        [&](int row) { std::copy_n(x + product(row, stride), width, out + product(row, width)); });
 }
 
-void CpuBackend::scale(Activation x, float factor) {
+void CpuBackend::scale(Activation x, float factor, WeightId by) {
   const int width = tensor(x).width;
+  if (by != kNoWeight) factor *= weights_.vector(by)[0];
   threads_.parallel_for(rows_, [&](int row) {
     float* of_row = tensor(x).data.data() + product(row, width);
     for (int i = 0; i < width; ++i) of_row[i] *= factor;

@@ -35,7 +35,8 @@ class CpuBackend final : public Backend {
     return std::make_unique<CpuPageStore>(&kernels_, &threads_, shape_.rotations);
   }
   void begin(const Pass& pass) override;
-  void embed(WeightId embedding, float scale, WeightId positions) override;
+  void embed(WeightId embedding, float scale, Activation to) override;
+  void add_positions(WeightId positions) override;
   void rms_norm(Activation from, WeightId weight, float eps, Activation to) override;
   void layer_norm(Activation from, WeightId weight, WeightId bias, float eps, Activation to) override;
   void rms_norm_heads(Activation x, WeightId weight, int heads, float eps) override;
@@ -43,8 +44,8 @@ class CpuBackend final : public Backend {
   void activate(ActivationFunction function, Activation gate, Activation up) override;
   void activate(ActivationFunction function, Activation x) override;
   void add(Activation to, Activation x) override;
-  void copy(Activation from, Activation to) override;
-  void scale(Activation x, float factor) override;
+  void copy(Activation from, Columns columns, Activation to) override;
+  void scale(Activation x, float factor, WeightId by) override;
   void scale_rows(Activation x, Activation gate, WeightId weights) override;
   void run_experts(const Experts& experts) override;
   void store(int layer) override;

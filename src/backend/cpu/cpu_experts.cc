@@ -49,6 +49,7 @@ void soften(std::span<Chosen> chosen) {
 void CpuExperts::choose(const Backend::Experts& experts, const Rows& rows) {
   const ExpertChoice& choice = experts.choice;
   const float* bias = weights_.vector(experts.selection_bias);
+  const float* scales = weights_.vector(experts.scales);
   const auto used = static_cast<std::size_t>(choice.used);
   chosen_.resize(static_cast<std::size_t>(rows.count) * used);
   threads_.parallel_for(rows.count, [&](int row) {
@@ -73,8 +74,10 @@ void CpuExperts::choose(const Backend::Experts& experts, const Rows& rows) {
     if (choice.scores == ExpertScores::kSoftmaxOfChosen) soften(of_row);
     float sum = 0;
     for (const Assignment& assignment : of_row) sum += assignment.weight;
-    for (Assignment& assignment : of_row)
+    for (Assignment& assignment : of_row) {
       assignment.weight = (choice.normalized ? assignment.weight / sum : assignment.weight) * choice.scale;
+      if (scales != nullptr) assignment.weight *= scales[assignment.expert];
+    }
   });
 }
 

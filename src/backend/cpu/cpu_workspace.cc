@@ -38,10 +38,13 @@ std::uint64_t cpu_workspace_bytes(const BackendShape& s, const Backend::Workspac
     widen(Activation::kKey, keys);
     widen(Activation::kValue, keys);
     widen(Activation::kAttention, mixed);
-    widen(Activation::kGate, layer.gated ? std::max(layer.hidden, queries) : layer.hidden);
-    widen(Activation::kUp, layer.hidden);
+    widen(Activation::kGate, std::max({layer.hidden, s.per_layer, layer.gated ? queries : 0}));
+    const int per_layer = s.per_layer * static_cast<int>(s.layers.size());
+    widen(Activation::kUp, std::max(layer.hidden, per_layer));
+    widen(Activation::kPerLayer, per_layer);
+    widen(Activation::kBeside, layer.experts.beside ? s.width : 0);
     widen(Activation::kRouter, layer.experts.count);
-    multiplied = std::max({multiplied, mixed, layer.hidden});
+    multiplied = std::max({multiplied, mixed, layer.hidden, s.per_layer});
     experts = std::max(experts, CpuExperts::workspace_bytes(layer.experts, s.width, rows));
   }
   std::uint64_t activations = 0;
@@ -66,7 +69,7 @@ std::uint64_t CpuAttention::workspace_bytes(const BackendShape& shape, const Bac
   const auto few = static_cast<std::uint64_t>(4 * threads - 1);  // the most tiles that are too few for the threads
 
   // Sums over buffers that hold all tables, maxima over those that each layer uses anew.
-  std::uint64_t rotations = 0, table_lists = 0;
+  std::uint64_t rotations = 0, table_lists = 0, staged_for_later = 0;
   std::uint64_t rotated = 0, states = 0, layer_lists = 0, tasks = 0, shares = 0, staged = 0, selected = 0,
                 recalling = 0;
   std::uint64_t weights = 0, masks = 0, masses = 0, spans = 0;
@@ -112,7 +115,9 @@ std::uint64_t CpuAttention::workspace_bytes(const BackendShape& shape, const Bac
       most(&masses, unit * tables / heads * static_cast<std::uint64_t>(of.reductions) * sizeof(double));
       most(&spans, (wanted + tables) * heads * sizeof(std::span<const float>));
     }
-    most(&staged, rows / slots * kv_heads * of.staged_page_bytes);
+    const std::uint64_t stage = rows / slots * kv_heads * of.staged_page_bytes;
+    most(&staged, stage);
+    staged_for_later += stage * static_cast<std::uint64_t>(PassTables::read_later(shape, layer));
     most(&selected, std::min(rows, static_cast<std::uint64_t>(of.selected_rows) * sequences) * kv_heads * entries *
                         sizeof(SlotMask));
     if (of.recalls) most(&recalling, most_grown(sequences * kv_heads * sizeof(recalling_.front())));
@@ -120,7 +125,7 @@ std::uint64_t CpuAttention::workspace_bytes(const BackendShape& shape, const Bac
   std::uint64_t cached = 0;
   for (const Rotation& rotation : shape.rotations) cached += RotationTable::bytes(rotation.dims);
   return rotations + rotated + states + most_grown(table_lists + layer_lists + tasks + shares) + weights + masks +
-         masses + spans + selected + staged + recalling + cached;
+         masses + spans + selected + staged + staged_for_later + recalling + cached;
 }
 
 std::uint64_t CpuAttention::allocated_bytes() const {

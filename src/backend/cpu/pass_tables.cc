@@ -6,6 +6,31 @@
 
 namespace kvasir {
 
+PassTables::PassTables(const BackendShape* shape)
+    : shape_(*shape),
+      rotations_(shape->rotations.begin(), shape->rotations.end()),
+      staged_(1),
+      stage_of_layer_(shape->layers.size()) {
+  for (std::size_t l = 0; l < shape->layers.size(); ++l) {
+    if (shape->layers[l].keys_of < 0) continue;
+    std::size_t& of_source = stage_of_layer_[static_cast<std::size_t>(shape->layers[l].keys_of)];
+    if (of_source == 0) {
+      of_source = staged_.size();
+      staged_.emplace_back();
+    }
+    stage_of_layer_[l] = of_source;
+  }
+}
+
+int PassTables::read_later(const BackendShape& shape, const LayerShape& like) {
+  std::vector<bool> read(shape.layers.size());
+  for (const LayerShape& layer : shape.layers)
+    if (layer.keys_of >= 0 && layer.kv_heads == like.kv_heads && layer.head_dim == like.head_dim &&
+        layer.windowed == like.windowed)
+      read[static_cast<std::size_t>(layer.keys_of)] = true;
+  return static_cast<int>(std::ranges::count(read, true));
+}
+
 void PassTables::begin(const Backend::Pass& pass) {
   pass_ = pass;
   tables_.clear();
@@ -107,7 +132,7 @@ void PassTables::place_staged() {
     for (const SealedColumn& seal : table.batch().seals)
       if (seal.open == nullptr) bytes += static_cast<std::size_t>(table.heads) * table.batch().format.open().bytes();
   }
-  staged_.ensure(bytes);
+  staged().ensure(bytes);
 }
 
 std::byte* PassTables::open_page(const LayerTable& table, std::size_t seal, int head) const {
@@ -115,7 +140,7 @@ std::byte* PassTables::open_page(const LayerTable& table, std::size_t seal, int 
   if (const PageId* open = seals[seal].open) return store().data(open[table.lane(head)]);
   std::size_t number = 0;  // among those without pages
   for (std::size_t s = 0; s < seal; ++s) number += seals[s].open == nullptr;
-  return staged_.data() + table.first_staged +
+  return staged().data() + table.first_staged +
          (number * static_cast<std::size_t>(table.heads) + static_cast<std::size_t>(head - table.first_head)) *
              table.batch().format.open().bytes();
 }
@@ -133,9 +158,9 @@ LaneRow PassTables::lane_row(const LayerTable& table, int head) const {
 std::uint64_t PassTables::allocated_bytes() const {
   std::uint64_t cached = 0;
   for (const RotationTable& rotation : rotations_) cached += RotationTable::bytes(rotation.rotary());
+  for (const AlignedBuffer<std::byte>& staged : staged_) cached += staged.bytes();
   return cached + tables_.capacity() * sizeof(PassTable) + partials_.capacity() * sizeof(TablePartial) +
-         layer_tables_.capacity() * sizeof(LayerTable) + staged_.bytes() + key_rotations_.bytes() +
-         query_rotations_.bytes();
+         layer_tables_.capacity() * sizeof(LayerTable) + key_rotations_.bytes() + query_rotations_.bytes();
 }
 
 }  // namespace kvasir

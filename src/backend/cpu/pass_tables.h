@@ -78,8 +78,7 @@ struct AttentionTask {
 class PassTables {
  public:
   // `shape` must outlive the tables.
-  explicit PassTables(const BackendShape* shape)
-      : shape_(*shape), rotations_(shape->rotations.begin(), shape->rotations.end()) {}
+  explicit PassTables(const BackendShape* shape);
 
   // Takes the tables of a pass. Its batch and store must outlive the calls for its layers.
   void begin(const Backend::Pass& pass);
@@ -110,7 +109,12 @@ class PassTables {
   std::byte* open_page(const LayerTable& table, std::size_t seal, int head) const;
   std::uint64_t allocated_bytes() const;
 
+  // Returns how many layers that agree with a layer in what their pages hold are read by later layers too.
+  static int read_later(const BackendShape& shape, const LayerShape& like);
+
  private:
+  AlignedBuffer<std::byte>& staged() { return staged_[stage_of_layer_[static_cast<std::size_t>(layer_)]]; }
+  const AlignedBuffer<std::byte>& staged() const { return staged_[stage_of_layer_[static_cast<std::size_t>(layer_)]]; }
   void add_partials(PassTable& table);
   void fill_rotations();
   void place_staged();
@@ -124,7 +128,9 @@ class PassTables {
   std::vector<LayerTable> layer_tables_;
   AlignedBuffer<float> key_rotations_;
   AlignedBuffer<float> query_rotations_;
-  AlignedBuffer<std::byte> staged_;  // columns that the pass writes whole and encodes
+  // Columns that the pass writes whole and encodes: of the current layer, and of each layer that later ones read.
+  std::vector<AlignedBuffer<std::byte>> staged_;
+  std::vector<std::size_t> stage_of_layer_;
 };
 
 }  // namespace kvasir

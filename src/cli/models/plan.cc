@@ -107,7 +107,7 @@ Status plan(PlanOptions options) {
   KVASIR_RETURN_IF_ERROR(check_model(*policy, model));
   KVASIR_RETURN_IF_ERROR(policy->check_pages(model, shape.page));
   const ColdTier any(nullptr, 0);  // only its presence matters
-  KVASIR_RETURN_IF_ERROR(check_offload(*policy, shape.page, &any));
+  KVASIR_RETURN_IF_ERROR(check_offload(*policy, shape, &any));
   KVASIR_RETURN_IF_ERROR(check_positions(*policy, options.chunk, config.context));
   if (std::min(policy->bound().value_or(context), context) > kMostPlannedTokens)
     return invalid_argument("policy '{}' keeps up to {} tokens; plan at most 2^24 of them", spec.text(),

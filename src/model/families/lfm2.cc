@@ -10,11 +10,10 @@ Status read_short_convolutions(Keys& keys, ModelConfig* model) {
   KVASIR_RETURN_IF_ERROR(read_window(keys, model));
   KVASIR_ASSIGN_OR_RETURN(const int taps, keys.positive("shortconv.l_cache", ShortConvolution::kMostTaps));
   if (taps < 2) return data_loss("{} is {}, below 2", keys.name("shortconv.l_cache"), taps);
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<std::int64_t> heads, keys.list("attention.head_count_kv"));
   const auto width = static_cast<std::uint64_t>(model->width);
   const auto mixer = std::make_shared<ShortConvolution>(model->width, taps);
   for (std::size_t l = 0; l < model->layers.size(); ++l)
-    if (heads[l] == 0)
+    if (model->layers[l].attention.kv_heads == 0)
       model->layers[l].state = StateSpec{
           .mixer = mixer,
           .inputs = {"shortconv.in_proj"},

@@ -8,17 +8,12 @@
 namespace kvasir {
 namespace {
 
-Result<std::vector<std::int64_t>> read_recurrent_layers(Keys& keys, const ModelConfig& model) {
+Result<std::vector<int>> read_recurrent_layers(Keys& keys, const ModelConfig& model) {
   const auto layers = static_cast<std::size_t>(model.layer_count());
-  if (keys.has("attention.recurrent_layers")) {
-    KVASIR_ASSIGN_OR_RETURN(std::vector<std::int64_t> listed, keys.list("attention.recurrent_layers"));
-    if (listed.size() < layers)
-      return data_loss("{} has {} values for {} layers", keys.name("attention.recurrent_layers"), listed.size(),
-                       layers);
-    return listed;
-  }
+  if (keys.has("attention.recurrent_layers"))
+    return keys.of_layers("attention.recurrent_layers", model.layer_count(), 1, 0);
   KVASIR_ASSIGN_OR_RETURN(const int interval, keys.positive_or("full_attention_interval", 4096, 4));
-  std::vector<std::int64_t> recurrent(layers);
+  std::vector<int> recurrent(layers);
   for (std::size_t l = 0; l < layers; ++l) recurrent[l] = (l + 1) % static_cast<std::size_t>(interval) != 0 ? 1 : 0;
   return recurrent;
 }
@@ -44,7 +39,7 @@ Result<GatedDeltaNet::Sizes> read_sizes(Keys& keys) {
 Status read_delta_nets(Keys& keys, ModelConfig* model) {
   if (keys.has("rope.dimension_sections")) KVASIR_RETURN_IF_ERROR(keys.list("rope.dimension_sections").status());
   KVASIR_ASSIGN_OR_RETURN(const GatedDeltaNet::Sizes sizes, read_sizes(keys));
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<std::int64_t> recurrent, read_recurrent_layers(keys, *model));
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<int> recurrent, read_recurrent_layers(keys, *model));
   const auto mixer = std::make_shared<GatedDeltaNet>(sizes, model->norm_eps);
   const auto size = [](int n) { return static_cast<std::uint64_t>(n); };
   for (std::size_t l = 0; l < model->layers.size(); ++l) {
