@@ -51,7 +51,16 @@ struct LayerShape {
   float temperature = 0;
   std::int64_t temperature_span = 0;
   bool gated = false;  // kGate holds as much as the attention gives
-  int keys_of = -1;    // an earlier layer, whose pages it reads and to which it adds none; -1: it has its own
+  // Latent attention: keys are their own values, and queries and what attention gives pass through a matrix for each
+  // head. rank 0: none.
+  struct Latent {
+    int query_rank = 0;  // of the product that gives queries; 0: they are of one matrix
+    int rank = 0;        // numbers of a key that do not rotate, and of what is taken of the attention
+    int plain = 0;       // numbers of a query that do not rotate, before its head's matrix
+    int value = 0;       // numbers that a head gives, behind its matrix
+  };
+  Latent latent;
+  int keys_of = -1;  // an earlier layer, whose pages it reads and to which it adds none; -1: it has its own
   // A mixture of experts; count 0: none.
   struct Experts {
     int count = 0;
@@ -168,6 +177,17 @@ class Backend {
   };
   // to = matrix * from + bias, for each product.
   virtual void multiply(Activation from, std::span<const Product> products) = 0;
+
+  // A matrix for each of some heads: those of head h are `first` plus h.
+  struct HeadProduct {
+    WeightId first = kNoWeight;
+    int heads = 0;
+    int skipped = 0;  // numbers of each head's part of `from` that come before those to multiply
+  };
+  // to = for each head its matrix times its part of `from` [heads][skipped + inputs].
+  virtual void multiply_heads(Activation from, const HeadProduct& product, Activation to) = 0;
+  // to = for each head its part of a, then its part of b.
+  virtual void join_heads(Activation a, Activation b, int heads, Activation to) = 0;
 
   virtual void activate(ActivationFunction function, Activation gate, Activation up) = 0;  // up = function(gate) * up
   virtual void activate(ActivationFunction function, Activation x) = 0;                    // x = function(x)

@@ -61,12 +61,13 @@ std::vector<std::string_view> kv_type_names();
 
 // Limits that hold for all backends and traces.
 inline constexpr int kMaxHeads = 1024;
-inline constexpr int kMaxHeadDim = 512;
+inline constexpr int kMaxHeadDim = 576;   // of latent pages
+inline constexpr int kMaxValueDim = 512;  // of others
 
 // A page holds the keys and values of one lane (one sequence, one layer, one KV head) for `slots` tokens. Pages of
 // equal formats are interchangeable, and all of one size.
 struct PageFormat {
-  int head_dim = 0;           // 1 to kMaxHeadDim
+  int head_dim = 0;           // 1 to kMaxValueDim, of latent pages to kMaxHeadDim
   int slots = 32;             // 16, 32 or 64
   KvType key = KvType::kF16;  // of the keys
   KvType value = key;         // of the values
@@ -75,8 +76,12 @@ struct PageFormat {
   bool hadamard_keys = false;
   bool hadamard_values = false;
   int rotation = 0;  // keys are rotated by this one of BackendShape::rotations
+  // Values are the keys, as they are stored: the page has no others. `value` and hadamard_values mean nothing.
+  bool latent = false;
 
-  bool encoded() const { return is_encoded(key) || is_encoded(value); }
+  bool encoded() const { return is_encoded(key) || (is_encoded(value) && !latent); }
+  // Whether sums of values are to be transformed back.
+  bool transforms_values() const { return latent ? hadamard_keys : hadamard_values; }
   // Returns the format of pages before they are sealed: 16 bits in place of codecs.
   PageFormat open() const {
     PageFormat format = *this;

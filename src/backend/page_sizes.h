@@ -65,6 +65,7 @@ inline constexpr std::size_t kOutlierBytes = 4;  // u16 place, f16 value
 }
 
 [[gnu::always_inline]] constexpr std::size_t value_side_bytes(const PageFormat& format) {
+  if (format.latent) return 0;
   if (!is_encoded(format.value))
     return static_cast<std::size_t>(format.head_dim * format.slots) * kv_type_bytes(format.value);
   return encoded_side_bytes(format.value, format.slots, format.head_dim, value_scales(format), outliers(format));

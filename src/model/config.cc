@@ -15,12 +15,14 @@ Result<AttentionSpec> read_attention(Keys& keys, int width) {
   KVASIR_ASSIGN_OR_RETURN(spec.heads, keys.positive("attention.head_count", kMaxHeads));
   if (!keys.has("attention.key_length") && width % spec.heads != 0)
     return data_loss("an embedding of {} does not divide among {} heads", width, spec.heads);
-  KVASIR_ASSIGN_OR_RETURN(spec.head_dim, keys.positive_or("attention.key_length", kMaxHeadDim, width / spec.heads));
+  const bool latent = keys.has("attention.kv_lora_rank");
+  const int most = latent ? kMaxHeadDim : kMaxValueDim;
+  KVASIR_ASSIGN_OR_RETURN(spec.head_dim, keys.positive_or("attention.key_length", 1 << 16, width / spec.heads));
   KVASIR_ASSIGN_OR_RETURN(const int value_length,
-                          keys.positive_or("attention.value_length", kMaxHeadDim, spec.head_dim));
-  if (spec.head_dim > kMaxHeadDim || spec.head_dim < 2)
-    return unsupported("a head dimension of {} is outside 2 to {}", spec.head_dim, kMaxHeadDim);
-  if (value_length != spec.head_dim)
+                          keys.positive_or("attention.value_length", 1 << 16, spec.head_dim));
+  if (spec.head_dim > most || spec.head_dim < 2)
+    return unsupported("a head dimension of {} is outside 2 to {}", spec.head_dim, most);
+  if (value_length != spec.head_dim && !latent)
     return unsupported("keys of {} and values of {} dimensions: only equal ones are supported", spec.head_dim,
                        value_length);
   return spec;

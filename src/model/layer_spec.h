@@ -21,12 +21,23 @@ enum class NormKind {
   kUnbiasedLayer,  // LayerNorm without biases; the same key
 };
 
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), in its absorbed form: a token has one key
+// for all heads, its rotated part behind the latent vector, which is also its value. A head's query and what its
+// attention gives pass through matrices of its own (attn_k_b, attn_v_b).
+struct LatentSpec {
+  int query_rank = 0;  // of the product attn_q_b * norm(attn_q_a * x); 0: queries are attn_q * x
+  int rank = 0;        // of the latent vector
+  int plain = 0;       // dimensions of a head's query that do not rotate
+  int value = 0;       // dimensions that a head gives
+};
+
 struct AttentionSpec {
   int heads = 0;     // query heads
   int kv_heads = 0;  // divides heads
   int head_dim = 0;
-  std::int64_t window = 0;  // a token sees tokens less than this many positions before it; 0: all
-  int rotary = 0;           // index in ModelConfig::rotary
+  std::int64_t window = 0;           // a token sees tokens less than this many positions before it; 0: all
+  int rotary = 0;                    // index in ModelConfig::rotary
+  std::optional<LatentSpec> latent;  // then kv_heads is 1 and head_dim is rank + rotated dimensions
   // An earlier layer, whose keys and values this layer reads in place of its own: it has no projections of keys and
   // values, and no cache (Brandon et al., arXiv 2405.12981). -1: none.
   int keys_of = -1;

@@ -58,6 +58,10 @@ Status read_yarn(const gguf::File& file, const std::string& scaling, std::int64_
   KVASIR_ASSIGN_OR_RETURN(yarn.beta_fast, number_or(file, scaling + "yarn_beta_fast", 1e-3, 1e6, 32));
   KVASIR_ASSIGN_OR_RETURN(yarn.beta_slow, number_or(file, scaling + "yarn_beta_slow", 1e-3, 1e6, 1));
   KVASIR_ASSIGN_OR_RETURN(const double log_multiplier, number_or(file, scaling + "yarn_log_multiplier", -1e6, 1e6, 0));
+  if (rules.plain_magnitude) {
+    apply_yarn(yarn, rules, rope);
+    return {};
+  }
   if (log_multiplier != 0 && !rules.log_multiplier)
     return unsupported("{}yarn_log_multiplier = {}: this variant of YaRN is not supported", scaling, log_multiplier);
   // With the multiplier m, the usual magnitude is divided by that of m times the logarithm.

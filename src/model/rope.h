@@ -27,7 +27,8 @@ struct RotaryEmbedding {
 // What families do with YaRN's parameters.
 struct YarnRules {
   bool exact_range = false;  // interpolation begins and ends where it would between pairs, not at whole ones (gpt-oss)
-  bool log_multiplier = false;  // the magnitude is divided by 0.1 m ln(factor) + 1 with m = yarn_log_multiplier
+  bool plain_magnitude = false;  // 1, whatever else the file says: the family scales scores
+  bool log_multiplier = false;   // the magnitude is divided by 0.1 m ln(factor) + 1 with m = yarn_log_multiplier
 };
 
 // Of `dims` rotated dimensions, without scaling. Errors: kDataLoss for a base that is not above 1.

@@ -25,6 +25,8 @@ BackendShape backend_shape(const ModelConfig& config) {
       continue;
     }
     const AttentionSpec& attention = layer.attention;
+    LayerShape::Latent latent;
+    if (const std::optional<LatentSpec>& l = attention.latent) latent = {l->query_rank, l->rank, l->plain, l->value};
     shape.layers.push_back({.heads = attention.heads,
                             .kv_heads = attention.kv_heads,
                             .head_dim = attention.head_dim,
@@ -36,6 +38,7 @@ BackendShape backend_shape(const ModelConfig& config) {
                             .temperature = attention.temperature,
                             .temperature_span = attention.temperature_span,
                             .gated = attention.gated,
+                            .latent = latent,
                             .keys_of = attention.keys_of,
                             .experts = experts});
   }
@@ -66,6 +69,34 @@ void Transformer::normalize(Activation from, const Norm& norm, Activation to) co
   } else {
     backend_.layer_norm(from, norm.weight, norm.bias, config_.norm_eps, to);
   }
+}
+
+// From kNormalized to kProjected.
+void Transformer::attend_latent(int number, const AttentionSpec& spec, const LayerWeights& layer) const {
+  const LatentSpec& latent = *spec.latent;
+  const auto multiply = [&](Activation from, const Linear& by, Activation to) {
+    const Backend::Product product{by.matrix, by.bias, to};
+    backend_.multiply(from, {&product, 1});
+  };
+  Activation from = Activation::kNormalized;
+  if (latent.query_rank > 0) {
+    multiply(from, layer.query_down, Activation::kUp);
+    backend_.rms_norm_heads(Activation::kUp, layer.query_down_norm, 1, config_.norm_eps);
+    from = Activation::kUp;
+  }
+  multiply(from, layer.plain_query, Activation::kGate);
+  multiply(from, layer.query, Activation::kValue);
+  backend_.multiply_heads(Activation::kGate, {layer.head_keys, spec.heads, 0}, Activation::kAttention);
+  backend_.join_heads(Activation::kValue, Activation::kAttention, spec.heads, Activation::kQuery);
+  multiply(Activation::kNormalized, layer.key, Activation::kValue);
+  multiply(Activation::kNormalized, layer.latent, Activation::kGate);
+  backend_.rms_norm_heads(Activation::kGate, layer.latent_norm, 1, config_.norm_eps);
+  backend_.join_heads(Activation::kValue, Activation::kGate, 1, Activation::kKey);
+  backend_.store(number);
+  backend_.attend(number, {});
+  const int rotated = spec.head_dim - latent.rank;
+  backend_.multiply_heads(Activation::kAttention, {layer.head_values, spec.heads, rotated}, Activation::kUp);
+  multiply(Activation::kUp, layer.attention_output, Activation::kProjected);
 }
 
 // From kNormalized to kProjected.
@@ -197,6 +228,8 @@ Backend::Outputs Transformer::forward(const Backend::Pass& pass) const {
     normalize(Activation::kResidual, layer.attention_norm, Activation::kNormalized);
     if (spec.state) {
       mix(l, layer);
+    } else if (spec.attention.latent) {
+      attend_latent(l, spec.attention, layer);
     } else {
       attend(l, spec.attention, layer);
     }

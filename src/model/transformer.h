@@ -29,6 +29,7 @@ class Transformer {
   void embed() const;
   void normalize(Activation from, const Norm& norm, Activation to) const;
   void attend(int number, const AttentionSpec& spec, const LayerWeights& layer) const;
+  void attend_latent(int number, const AttentionSpec& spec, const LayerWeights& layer) const;
   void mix(int number, const LayerWeights& layer) const;
   void feed_forward(const FeedForwardSpec& spec, const LayerWeights& layer) const;
   void mix_experts(const LayerSpec& spec, const LayerWeights& layer) const;

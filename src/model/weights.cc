@@ -103,7 +103,42 @@ class Layout {
     return {};
   }
 
+  Status latent_attention(const std::string& prefix, const AttentionSpec& spec, LayerWeights* layer) {
+    const LatentSpec& latent = *spec.latent;
+    const int width = config_.width, rotated = spec.head_dim - latent.rank, part = latent.plain + rotated;
+    const Presence none = Presence::kNever;
+    const int given = latent.query_rank > 0 ? latent.query_rank : width;
+    const std::string query = prefix + (latent.query_rank > 0 ? "attn_q_b" : "attn_q");
+    if (latent.query_rank > 0) {
+      KVASIR_RETURN_IF_ERROR(linear(prefix + "attn_q_a", {latent.query_rank, width}, none, &layer->query_down));
+      KVASIR_RETURN_IF_ERROR(vector(prefix + "attn_q_a_norm.weight", {latent.query_rank, 1}, &layer->query_down_norm));
+    }
+    const bool halves = layout_.pairs == RotaryPairs::kHalves;
+    const RowOrder plain{0, latent.plain, 0, part}, turned{latent.plain, rotated, halves ? rotated : 0, part};
+    KVASIR_RETURN_IF_ERROR(
+        linear(query, {spec.heads * latent.plain, given, spec.heads * part, plain}, none, &layer->plain_query));
+    KVASIR_RETURN_IF_ERROR(
+        linear(query, {spec.heads * rotated, given, spec.heads * part, turned}, none, &layer->query));
+    const std::string keys = prefix + "attn_kv_a_mqa";
+    const RowOrder key{latent.rank, rotated, halves ? rotated : 0};
+    KVASIR_RETURN_IF_ERROR(linear(keys, {latent.rank, width, spec.head_dim}, none, &layer->latent));
+    KVASIR_RETURN_IF_ERROR(linear(keys, {rotated, width, spec.head_dim, key}, none, &layer->key));
+    KVASIR_RETURN_IF_ERROR(vector(prefix + "attn_kv_a_norm.weight", {latent.rank, 1}, &layer->latent_norm));
+    if (file_.find_tensor(prefix + "attn_kv_b.weight") != nullptr)
+      return unsupported(
+          "tensor {}attn_kv_b.weight: this file was made before its parts were split; convert the model "
+          "again",
+          prefix);
+    Linear of_heads;
+    KVASIR_RETURN_IF_ERROR(of_experts(prefix + "attn_k_b", spec.heads, {latent.rank, latent.plain}, none, &of_heads));
+    layer->head_keys = of_heads.matrix;
+    KVASIR_RETURN_IF_ERROR(of_experts(prefix + "attn_v_b", spec.heads, {latent.value, latent.rank}, none, &of_heads));
+    layer->head_values = of_heads.matrix;
+    return linear(prefix + "attn_output", {width, spec.heads * latent.value}, none, &layer->attention_output);
+  }
+
   Status attention(const std::string& prefix, const LayerSpec& spec, LayerWeights* layer) {
+    if (spec.attention.latent) return latent_attention(prefix, spec.attention, layer);
     const ModelConfig& c = config_;
     const int head_dim = spec.attention.head_dim;
     const int queries = spec.attention.heads * head_dim;

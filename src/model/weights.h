@@ -34,8 +34,16 @@ struct LayerWeights {
   WeightId query_norm = kNoWeight;  // [head_dim], or of the whole row [heads * head_dim], or none
   WeightId key_norm = kNoWeight;    // [head_dim], or of the whole row [kv_heads * head_dim], or none
   WeightId sinks = kNoWeight;       // [heads], or none
-  Linear attention_gate;            // [heads * head_dim, width], or none
-  Linear attention_output;          // [width, heads * head_dim], or of a mixer [width, its output]
+  // Of latent attention; else none. The rotated part of keys comes first.
+  Linear query_down;                     // [query rank, width]; none without a query rank
+  WeightId query_down_norm = kNoWeight;  // [query rank]
+  Linear plain_query;                    // [heads * plain, query rank or width]; `query` has the part that rotates
+  Linear latent;                         // [rank, width]; `key` is the part that rotates
+  WeightId latent_norm = kNoWeight;      // [rank]
+  WeightId head_keys = kNoWeight;        // [rank, plain], the first head's; the others follow
+  WeightId head_values = kNoWeight;      // [value, rank]; likewise
+  Linear attention_gate;                 // [heads * head_dim, width], or none
+  Linear attention_output;               // [width, heads * head_dim], or of a mixer [width, its output]
   // Of a layer with a state, in the order of its specification.
   std::vector<Linear> mixer_inputs;        // [floats of the input, width]
   std::vector<WeightId> mixer_parameters;  // vectors

@@ -97,6 +97,16 @@ Result<std::vector<KvCodec>> codecs_of(const EngineOptions& options) {
   return codecs;
 }
 
+namespace {
+
+Status check_latent_codec(const PageFormat& page, const KvCodec& codec) {
+  if (!page.latent || codec.key == codec.value) return {};
+  return invalid_argument("KV type '{}': values of this model are its keys; name one type for both", codec_name(codec))
+      .about({"kv_type"});
+}
+
+}  // namespace
+
 Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view kv_type, int page_slots) {
   KVASIR_ASSIGN_OR_RETURN(const KvCodec codec, checked_codec(kv_type, page_slots));
   const AttentionSpec& governed = config.governed();
@@ -104,8 +114,11 @@ Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view 
   shape.layers = config.governed_layers();
   shape.kv_heads = governed.kv_heads;
   shape.query_heads = governed.heads;
-  shape.page = {governed.head_dim,     page_slots,     codec.key, codec.value, codec.hadamard_keys,
-                codec.hadamard_values, governed.rotary};
+  shape.page = {governed.head_dim,   page_slots,
+                codec.key,           codec.value,
+                codec.hadamard_keys, codec.hadamard_values,
+                governed.rotary,     governed.latent.has_value()};
+  KVASIR_RETURN_IF_ERROR(check_latent_codec(shape.page, codec));
   shape.window = governed.window;
   shape.recent = codec.recent;
   std::vector<std::size_t> states_of;  // layers

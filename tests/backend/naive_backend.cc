@@ -169,7 +169,7 @@ void NaivePageStore::set(const PageFormat& format, NaivePage& page, int slot, st
   const PageFormat open = format.open();
   for (std::size_t d = 0; d < key.size(); ++d) {
     page.keys[s][d] = rounded(open.key, key[d]);
-    page.values[s][d] = rounded(open.value, value[d]);
+    page.values[s][d] = format.latent ? page.keys[s][d] : rounded(open.value, value[d]);
   }
 }
 
@@ -190,7 +190,11 @@ void NaivePageStore::encode(const NaivePage& open, SlotMask live, PageId to) {
           {by_token, static_cast<int>(s) * of.head_dim + static_cast<int>(d), open.values[s][d], &page.values[s][d]});
     }
   quantise(of.key, of.slots * of.head_dim, keys);
-  quantise(of.value, of.slots * of.head_dim, values);
+  if (of.latent) {
+    page.values = page.keys;
+  } else {
+    quantise(of.value, of.slots * of.head_dim, values);
+  }
 }
 
 NaivePage NaivePageStore::opened(PageId id) const {
@@ -311,7 +315,8 @@ void NaivePageStore::read(PageId id, std::span<std::byte> out) const {
   };
   for (std::size_t slot = 0; slot < static_cast<std::size_t>(format(id).slots); ++slot) {
     for (const double key : page(id).keys[slot]) put(format(id).key, key);
-    for (const double value : page(id).values[slot]) put(format(id).value, value);
+    if (!format(id).latent)
+      for (const double value : page(id).values[slot]) put(format(id).value, value);
   }
 }
 
@@ -328,7 +333,11 @@ void NaivePageStore::write(PageId id, std::span<const std::byte> in) {
   NaivePage& page = writable(id);
   for (std::size_t slot = 0; slot < static_cast<std::size_t>(format(id).slots); ++slot) {
     take(format(id).key, page.keys[slot]);
-    take(format(id).value, page.values[slot]);
+    if (format(id).latent) {
+      page.values[slot] = page.keys[slot];
+    } else {
+      take(format(id).value, page.values[slot]);
+    }
   }
 }
 
@@ -510,6 +519,35 @@ void NaiveBackend::scale_rows(Activation x, Activation gate, WeightId by) {
   }
 }
 
+void NaiveBackend::multiply_heads(Activation from, const HeadProduct& heads, Activation to) {
+  Rows out;
+  for (const Row& row : rows(from)) {
+    Row& products = out.emplace_back();
+    const std::size_t part = row.size() / static_cast<std::size_t>(heads.heads);
+    for (int head = 0; head < heads.heads; ++head) {
+      const auto begin = row.begin() + static_cast<std::ptrdiff_t>(part) * head;
+      const Row own(begin + heads.skipped, begin + static_cast<std::ptrdiff_t>(part));
+      const auto id = static_cast<std::uint32_t>(heads.first) + static_cast<std::uint32_t>(head);
+      std::ranges::copy(times(static_cast<WeightId>(id), kNoWeight, own), std::back_inserter(products));
+    }
+  }
+  rows(to) = out;
+}
+
+void NaiveBackend::join_heads(Activation a, Activation b, int heads, Activation to) {
+  Rows out;
+  for (std::size_t r = 0; r < rows(a).size(); ++r) {
+    Row& joined = out.emplace_back();
+    for (int head = 0; head < heads; ++head)
+      for (const Activation part : {a, b}) {
+        const Row& row = rows(part)[r];
+        const auto size = static_cast<std::ptrdiff_t>(row.size()) / heads;
+        std::copy_n(row.begin() + size * head, size, std::back_inserter(joined));
+      }
+  }
+  rows(to) = out;
+}
+
 void NaiveBackend::run_experts(const Experts& experts) {
   const auto slice = [](const Experts::Matrix& matrix, int expert, const auto& times) {
     const auto number = static_cast<std::uint32_t>(expert);
@@ -685,11 +723,12 @@ void NaiveBackend::store(int layer) {
         const std::size_t first = static_cast<std::size_t>(head) * dim;
         Row key =
             rotated(std::span(rows(Activation::kKey)[in_batch]).subspan(first, dim), lane.table->key_positions[r]);
-        const auto in = std::span(rows(Activation::kValue)[in_batch]).subspan(first, dim);
-        Row value(in.begin(), in.end());
+        const Activation values = lane.table->format.latent ? Activation::kKey : Activation::kValue;
+        const auto in = std::span(rows(values)[in_batch]).subspan(first, dim);
         const PageFormat& format = lane.table->format;
         if (format.hadamard_keys) walsh_hadamard(key);
-        if (format.hadamard_values) walsh_hadamard(value);
+        Row value = format.latent ? key : Row(in.begin(), in.end());
+        if (format.hadamard_values && !format.latent) walsh_hadamard(value);
         const auto seal = std::ranges::find(lane.table->seals, place.column, &SealedColumn::column);
         if (seal == lane.table->seals.end()) {
           store_->set(page_of(lane, place.column), place.slot, key, value);
@@ -817,7 +856,7 @@ std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& se
     }
     for (const auto& [weight, value] : recalled)
       for (std::size_t d = 0; d < dim; ++d) attention[d] += weight / sum_of_all * (*value)[d];
-    if (lane.table->format.hadamard_values) walsh_hadamard(attention);
+    if (lane.table->format.transforms_values()) walsh_hadamard(attention);
     out.insert(out.end(), attention.begin(), attention.end());
   }
   return weights;

@@ -88,6 +88,8 @@ class NaiveBackend final : public Backend {
   void layer_norm(Activation from, WeightId weight, WeightId bias, float eps, Activation to) override;
   void rms_norm_heads(Activation x, WeightId weight, int heads, float eps) override;
   void multiply(Activation from, std::span<const Product> products) override;
+  void multiply_heads(Activation from, const HeadProduct& product, Activation to) override;
+  void join_heads(Activation a, Activation b, int heads, Activation to) override;
   void activate(ActivationFunction function, Activation gate, Activation up) override;
   void activate(ActivationFunction function, Activation x) override;
   void add(Activation to, Activation x) override;

@@ -48,6 +48,13 @@ def rope(theta=10000.0, **rest):
     return {'rope_type': 'default', 'rope_theta': theta, **rest}
 
 
+# Written to configurations of models that do not have them as arguments: how published files say it.
+PUBLISHED = {
+    'deepseek_v2': dict(q_lora_rank=None),
+    'deepseek_v3': dict(scoring_func='sigmoid'),
+    'glm4_moe_lite': dict(scoring_func='sigmoid', first_k_dense_replace=1),
+}
+
 EXPERTS = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=32)
 
 # Value heads are twice as many as key heads; a quarter of a head of 32 rotates.
@@ -56,6 +63,10 @@ DELTA_NETS = dict(
     linear_value_head_dim=16, linear_conv_kernel_dim=4,
     layer_types=['linear_attention', 'full_attention', 'linear_attention', 'linear_attention', 'full_attention'],
     rope_parameters=rope(partial_rotary_factor=0.25, mrope_section=[2, 1, 1], mrope_interleaved=True))
+
+# Latent attention: every head has a key of its own, made of one latent vector.
+LATENT = dict(kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=24,
+              num_key_value_heads=4, moe_intermediate_size=32, tie_word_embeddings=False)
 
 # name: (class of the model, its configuration)
 MODELS = {
@@ -80,6 +91,20 @@ MODELS = {
         sliding_window=WINDOW, num_hidden_layers=4, layer_types=layer_types(2, 4), attention_k_eq_v=True,
         hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=8, top_k_experts=3,
         moe_intermediate_size=32)),
+    'deepseek_v2': ('DeepseekV2ForCausalLM', lambda: config(
+        'DeepseekV2Config', n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=2, topk_method='greedy',
+        first_k_dense_replace=1, norm_topk_prob=False, routed_scaling_factor=1.5, **LATENT)),
+    'deepseek_v3': ('DeepseekV3ForCausalLM', lambda: config(
+        'DeepseekV3Config', q_lora_rank=48, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1,
+        n_group=1, topk_group=1, first_k_dense_replace=1, norm_topk_prob=True, routed_scaling_factor=1.5,
+        rope_parameters={'rope_type': 'yarn', 'rope_theta': 1e4, 'factor': 4.0, 'beta_fast': 32.0, 'beta_slow': 1.0,
+                         'mscale': 1.0, 'mscale_all_dim': 1.0, 'original_max_position_embeddings': 128},
+        **LATENT)),
+    'glm4_moe_lite': ('Glm4MoeLiteForCausalLM', lambda: config(
+        'Glm4MoeLiteConfig', q_lora_rank=48, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1,
+        n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=1.8, num_nextn_predict_layers=0,
+        mlp_layer_types=['dense', 'sparse', 'sparse'],
+        **LATENT)),
     'smollm3': ('SmolLM3ForCausalLM', lambda: config('SmolLM3Config', num_hidden_layers=5)),
     'granite': ('GraniteForCausalLM', lambda: config(
         'GraniteConfig', embedding_multiplier=12.0, residual_multiplier=0.22, logits_scaling=8.0,
@@ -198,6 +223,8 @@ def write(name, folder):
     kind, configuration = MODELS[name]
     settings = configuration()
     settings._attn_implementation = 'eager'
+    for key, value in PUBLISHED.get(name, {}).items():
+        setattr(settings, key, value)
     model = getattr(transformers, kind)(settings).float().eval()
     random_weights(model, seed=1 + sorted(MODELS).index(name))
     with torch.no_grad():

@@ -53,24 +53,24 @@ void use_open_pages(const PassTables& tables, const AttentionTask& task, const T
     }
 }
 
-// Attends to the entries of a partial that have biases with the generic kernel, so that all kernel tables get the same
-// sums from them, and to the others with `kernels`.
-void attend_biased(const KernelTable& kernels, const AttentionTask& task, const TablePartial& part,
-                   const AttentionPartial& run, const AttentionState& into) {
-  const BatchTable& batch = task.table->batch();
-  const auto lane = static_cast<std::size_t>(task.table->lane(task.head));
-  const float* biases[kPartialEntries];
+// Attends to entries in pages that have no values of their own: each is opened to floats.
+void attend_latent(const KernelTable& kernels, const KernelTable& opening, const AttentionPartial& run,
+                   const AttentionState& into) {
+  alignas(64) float room[2 * kMaxHeadDim * 64];
+  const PageFormat opened{.head_dim = run.head_dim, .slots = run.slots, .key = KvType::kF32, .value = KvType::kF32};
+  const PageFormat* const format = &opened;
+  const auto* const page = reinterpret_cast<const std::byte*>(room);
   for (int e = 0; e < run.entries; ++e) {
-    const float* of_lanes = batch.biases[part.first + static_cast<std::uint32_t>(e)];
-    biases[e] = of_lanes != nullptr ? of_lanes + lane * static_cast<std::size_t>(run.slots) : nullptr;
-  }
-  for (int e = 0; e < run.entries;) {
-    int end = e + 1;
-    while (end < run.entries && (biases[end] == nullptr) == (biases[e] == nullptr)) ++end;
-    AttentionPartial some = entries_of_partial(run, e, end - e);
-    if (biases[e] != nullptr) some.biases = biases + e;
-    (biases[e] != nullptr ? generic_kernels() : kernels).attend(some, into);
-    e = end;
+    SlotMask any = 0;
+    for (int row = 0; row < run.rows; ++row)
+      any |= run.masks[static_cast<std::size_t>(row) * run.mask_row_stride + static_cast<std::size_t>(e)];
+    if (any == 0) continue;
+    opening.open_latent(*run.formats[e], run.pages[e], room);
+    AttentionPartial one = entries_of_partial(run, e, 1);
+    one.pages = &page;
+    one.formats = &format;
+    one.next_page = nullptr;
+    kernels.attend(one, into);
   }
 }
 
@@ -80,6 +80,7 @@ void attend_gathered(const KernelTable& kernels, const CpuPageStore& store, cons
   const std::byte* rows[kPartialEntries * 64];
   GatheredEntry entries[kPartialEntries];
   const PageFormat& format = *run.formats[0];
+  KVASIR_CHECK(!format.latent);
   const auto slots = static_cast<std::uint32_t>(format.slots);
   int count = 0;
   for (int e = 0; e < gathered; ++e) {
@@ -95,6 +96,33 @@ void attend_gathered(const KernelTable& kernels, const CpuPageStore& store, cons
 }
 
 }  // namespace
+
+void CpuAttention::attend_entries(const KernelTable& kernels, const AttentionPartial& run,
+                                  const AttentionState& into) const {
+  if (run.formats[0]->latent) return attend_latent(kernels, kernels_, run, into);
+  kernels.attend(run, into);
+}
+
+// Attends to the entries of a partial that have biases with the generic kernel, so that all kernel tables get the same
+// sums from them, and to the others with `kernels`.
+void CpuAttention::attend_biased(const AttentionTask& task, const TablePartial& part, const AttentionPartial& run,
+                                 const AttentionState& into) const {
+  const BatchTable& batch = task.table->batch();
+  const auto lane = static_cast<std::size_t>(task.table->lane(task.head));
+  const float* biases[kPartialEntries];
+  for (int e = 0; e < run.entries; ++e) {
+    const float* of_lanes = batch.biases[part.first + static_cast<std::uint32_t>(e)];
+    biases[e] = of_lanes != nullptr ? of_lanes + lane * static_cast<std::size_t>(run.slots) : nullptr;
+  }
+  for (int e = 0; e < run.entries;) {
+    int end = e + 1;
+    while (end < run.entries && (biases[end] == nullptr) == (biases[e] == nullptr)) ++end;
+    AttentionPartial some = entries_of_partial(run, e, end - e);
+    if (biases[e] != nullptr) some.biases = biases + e;
+    attend_entries(biases[e] != nullptr ? generic_kernels() : kernels(), some, into);
+    e = end;
+  }
+}
 
 void CpuAttention::rotate_queries(const float* query) {
   const LayerShape& shape = layer();
@@ -376,8 +404,8 @@ void CpuAttention::run_partial(const AttentionTask& task, std::size_t number, in
     run.weight_maximum_stride = table.entries;
   }
   if (gathers) return attend_gathered(kernels(), store, batch, part, offloaded, run, into);
-  if (!batch.biases.empty()) return attend_biased(kernels(), task, part, run, into);
-  kernels().attend(run, into);
+  if (!batch.biases.empty()) return attend_biased(task, part, run, into);
+  attend_entries(kernels(), run, into);
 }
 
 void CpuAttention::finish_task(const AttentionTask& task) {
@@ -388,7 +416,7 @@ void CpuAttention::finish_task(const AttentionTask& task) {
     float* out = out_ + static_cast<std::size_t>(task.table->sequence->first_row + task.row + r) * row_stride() +
                  product(task.head * group, dim);
     kernels_.finish(of_row(total, r, group, dim), group, dim, out);
-    if (task.table->batch().format.hadamard_values) hadamard(out, group, dim);
+    if (task.table->batch().format.transforms_values()) hadamard(out, group, dim);
   }
 }
 

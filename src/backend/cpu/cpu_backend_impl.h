@@ -41,6 +41,8 @@ class CpuBackend final : public Backend {
   void layer_norm(Activation from, WeightId weight, WeightId bias, float eps, Activation to) override;
   void rms_norm_heads(Activation x, WeightId weight, int heads, float eps) override;
   void multiply(Activation from, std::span<const Product> products) override;
+  void multiply_heads(Activation from, const HeadProduct& product, Activation to) override;
+  void join_heads(Activation a, Activation b, int heads, Activation to) override;
   void activate(ActivationFunction function, Activation gate, Activation up) override;
   void activate(ActivationFunction function, Activation x) override;
   void add(Activation to, Activation x) override;
@@ -83,6 +85,7 @@ class CpuBackend final : public Backend {
   Tensor tensors_[kActivations];
   AlignedBuffer<float> logits_;  // [rows wanted][vocabulary]
   QuantizedRows quantized_;
+  AlignedBuffer<float> of_heads_;  // [heads][rows][inputs]: what matrices of heads are multiplied with
 };
 
 }  // namespace kvasir

@@ -236,7 +236,7 @@ void CpuPageStore::read_keys(PageId page, float* keys) const {
 void CpuPageStore::read_values(PageId page, float* values) const {
   const PageFormat& of = format(page);
   decode_values(of, data(page), values);
-  if (of.hadamard_values) hadamard(values, of.slots, of.head_dim);
+  if (of.transforms_values()) hadamard(values, of.slots, of.head_dim);
 }
 
 void CpuPageStore::read_rows(PageId page, int first, int count, std::byte* out) const {

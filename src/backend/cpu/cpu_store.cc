@@ -31,7 +31,7 @@ void store_head(const KernelTable& kernels, const PassTables& tables, const Laye
     kernels.rope(keys + at, 1, dim, tables.rotary(), rotation, rotation + floats / 2, 1.0F, key);
     if (open.hadamard_keys) hadamard(key, 1, dim);
     const float* own = values + at;
-    if (open.hadamard_values) {
+    if (open.hadamard_values && !open.latent) {
       std::copy_n(own, dim, value);
       hadamard(value, 1, dim);
       own = value;

@@ -26,7 +26,7 @@ std::uint64_t cpu_workspace_bytes(const BackendShape& s, const Backend::Workspac
     most = std::max(most, width);
   };
   int multiplied = s.width;  // floats of a row that a matrix is multiplied with
-  std::uint64_t experts = 0;
+  std::uint64_t experts = 0, of_heads = 0, quantized_heads = 0;
   for (const Activation activation : {Activation::kResidual, Activation::kNormalized, Activation::kProjected})
     widen(activation, s.width);
   for (const LayerShape& layer : s.layers) {
@@ -44,19 +44,31 @@ std::uint64_t cpu_workspace_bytes(const BackendShape& s, const Backend::Workspac
     widen(Activation::kPerLayer, per_layer);
     widen(Activation::kBeside, layer.experts.beside ? s.width : 0);
     widen(Activation::kRouter, layer.experts.count);
+    if (const LayerShape::Latent& latent = layer.latent; latent.rank > 0) {
+      const int given = layer.heads * latent.value, plain = layer.heads * latent.plain;
+      widen(Activation::kUp, std::max(latent.query_rank, given));
+      widen(Activation::kGate, std::max(plain, latent.rank));
+      widen(Activation::kValue, layer.heads * (layer.head_dim - latent.rank));
+      multiplied = std::max({multiplied, latent.query_rank, given});
+      const int most = std::max(latent.plain, latent.rank);
+      of_heads = std::max(of_heads, floats(layer.heads * most));
+      quantized_heads =
+          std::max(quantized_heads, QuantizedRows::bytes(layer.heads * ((rows + kRowGroup - 1) / kRowGroup), most));
+    }
     multiplied = std::max({multiplied, mixed, layer.hidden, s.per_layer});
     experts = std::max(experts, CpuExperts::workspace_bytes(layer.experts, s.width, rows));
   }
   std::uint64_t activations = 0;
   for (const int width : widths) activations += floats(width);
-  const std::uint64_t quantized = QuantizedRows::bytes((rows + kRowGroup - 1) / kRowGroup, multiplied);
-  return activations + quantized + experts + CpuAttention::workspace_bytes(s, request, threads) +
+  const std::uint64_t quantized =
+      std::max(QuantizedRows::bytes((rows + kRowGroup - 1) / kRowGroup, multiplied), quantized_heads);
+  return activations + of_heads + quantized + experts + CpuAttention::workspace_bytes(s, request, threads) +
          product(request.logits, s.vocabulary) * sizeof(float);
 }
 
 std::uint64_t CpuBackend::allocated_workspace() const {
-  std::uint64_t sum =
-      logits_.bytes() + quantized_.allocated_bytes() + attention_.allocated_bytes() + experts_.allocated_bytes();
+  std::uint64_t sum = logits_.bytes() + of_heads_.bytes() + quantized_.allocated_bytes() +
+                      attention_.allocated_bytes() + experts_.allocated_bytes();
   for (const Tensor& tensor : tensors_) sum += tensor.data.bytes();
   return sum;
 }

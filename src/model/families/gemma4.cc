@@ -20,9 +20,9 @@ Result<LocalHeads> read_local_heads(Keys& keys, ModelConfig* model) {
   LocalHeads local;
   KVASIR_ASSIGN_OR_RETURN(local.window, keys.positive("attention.sliding_window", 1u << 24));
   const int head_dim = model->layers.front().attention.head_dim;
-  KVASIR_ASSIGN_OR_RETURN(local.head_dim, keys.positive_or("attention.key_length_swa", kMaxHeadDim, head_dim));
+  KVASIR_ASSIGN_OR_RETURN(local.head_dim, keys.positive_or("attention.key_length_swa", kMaxValueDim, head_dim));
   KVASIR_ASSIGN_OR_RETURN(const int values,
-                          keys.positive_or("attention.value_length_swa", kMaxHeadDim, local.head_dim));
+                          keys.positive_or("attention.value_length_swa", kMaxValueDim, local.head_dim));
   KVASIR_ASSIGN_OR_RETURN(const int rotated, keys.positive_or("rope.dimension_count_swa", kMaxHeadDim, local.head_dim));
   if (values != local.head_dim || rotated > local.head_dim || rotated % 2 != 0 || local.head_dim < 2)
     return data_loss("layers with a window have keys of {} dimensions, {} of them rotated, and values of {}",

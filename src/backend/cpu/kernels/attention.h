@@ -4,6 +4,7 @@
 
 #include "backend/cpu/kernels/attention_parts.h"
 #include "backend/cpu/kernels/generic.h"
+#include "backend/cpu/kernels/latent_page.h"
 
 namespace kvasir {
 namespace {
@@ -17,6 +18,7 @@ struct Attention {
   static void set(KernelTable& table) {
     table.attend = attend;
     table.attend_gathered = attend_gathered;
+    table.open_latent = open_latent<Simd>;
     table.merge = merge;
     table.observe_weights = observe_weights;
     table.score_segments = score_segments;

@@ -113,6 +113,13 @@ inline void decode_keys(const PageFormat& format, const std::byte* page, float* 
 
 // values: [slots][head_dim]. `page` is the start of the page.
 inline void decode_values(const PageFormat& format, const std::byte* page, float* values) {
+  if (format.latent) {
+    float keys[kMaxCodes];
+    decode_keys(format, page, keys);
+    for (int s = 0; s < format.slots; ++s)
+      for (int d = 0; d < format.head_dim; ++d) values[s * format.head_dim + d] = keys[d * format.slots + s];
+    return;
+  }
   if (!is_encoded(format.value))
     return load_side(format.value, page + values_offset(format), format.head_dim * format.slots, values);
   decode_side(encoded_values(format, page), false, values);

@@ -181,7 +181,7 @@ struct Elementwise {
   }
 
   static void store_kv(const PageFormat& shape, std::byte* page, int slot, const float* key, const float* value) {
-    if (shape.key != shape.value) return generic_kernels().store_kv(shape, page, slot, key, value);
+    if (shape.key != shape.value || shape.latent) return generic_kernels().store_kv(shape, page, slot, key, value);
     with_element_type(shape.key, [&]<KvType kType>() {
       constexpr std::size_t kSize = kElementBytes<kType>;
       std::byte* values = page + values_offset(shape) + static_cast<std::size_t>(slot) * value_bytes(shape);

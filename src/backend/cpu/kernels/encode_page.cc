@@ -190,7 +190,7 @@ void encode_group(int levels, const float* x, const std::int32_t* taken, int siz
 
 // Takes the elements farthest from the middle of their group out of `taken` and writes them, in order of place.
 void keep_outliers(const Side& side, int outliers, std::byte* out) {
-  static_assert(kMaxCodes <= 32768);
+  static_assert(kMaxCodes <= kNoPlace);
   // Ordered by distance, then by nearness to the front. Bits of distances order like the distances, which are not
   // negative.
   std::uint64_t candidate[kMaxCodes];
@@ -356,6 +356,7 @@ void encode_page(const PageFormat& format, const std::byte* open, SlotMask live,
   } else {
     encode_side(encoded_keys(format, page), true, open, live, page);
   }
+  if (format.latent) return;
   if (!is_encoded(format.value)) {
     std::memcpy(values, open_values, value_side_bytes(format));
   } else {
@@ -376,6 +377,7 @@ void decode_to_open(const PageFormat& format, const std::byte* page, std::byte* 
     decode_keys(format, page, x);
     put(open);
   }
+  if (format.latent) return;
   if (!is_encoded(format.value)) {
     std::memcpy(open + values_offset(plain), page + values_offset(format), value_side_bytes(format));
   } else {

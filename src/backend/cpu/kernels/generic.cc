@@ -178,7 +178,7 @@ void store_kv(const PageFormat& shape, std::byte* page, int slot, const float* k
   std::byte* values = page + values_offset(shape) + static_cast<std::size_t>(slot) * value_bytes(shape);
   for (int d = 0; d < shape.head_dim; ++d) {
     store_element(shape.key, page + static_cast<std::size_t>(d * shape.slots + slot) * key_size, key[d]);
-    store_element(shape.value, values + static_cast<std::size_t>(d) * value_size, value[d]);
+    if (!shape.latent) store_element(shape.value, values + static_cast<std::size_t>(d) * value_size, value[d]);
   }
 }
 
@@ -217,6 +217,13 @@ void move_slots(const PageFormat& shape, const std::byte* from, SlotMask from_sl
     std::memmove(to + values_offset(shape) + static_cast<std::size_t>(to_slot) * value_bytes(shape),
                  from + values_offset(shape) + static_cast<std::size_t>(slot) * value_bytes(shape), value_bytes(shape));
   }
+}
+
+void open_latent(const PageFormat& format, const std::byte* page, float* out) {
+  decode_keys(format, page, out);
+  float* const values = out + format.head_dim * format.slots;
+  for (int s = 0; s < format.slots; ++s)
+    for (int d = 0; d < format.head_dim; ++d) values[s * format.head_dim + d] = out[d * format.slots + s];
 }
 
 void merge(const AttentionState& into, const AttentionState& from, int queries, int head_dim) {
@@ -294,6 +301,7 @@ const KernelTable& generic_kernels() {
                                      store_kv,
                                      rotate_keys,
                                      move_slots,
+                                     open_latent,
                                      generic::attend,
                                      generic::attend_gathered,
                                      merge,

@@ -189,7 +189,7 @@ struct KernelTable {
   void (*rope)(const float* x, int heads, int head_dim, int rotary, const float* cosine, const float* sine, float scale,
                float* out);
 
-  // Writes one token's key and value (head_dim floats each) into a slot of a page.
+  // Writes one token's key and value (head_dim floats each) into a slot of a page; of a latent one, the key alone.
   void (*store_kv)(const PageFormat& shape, std::byte* page, int slot, const float* key, const float* value);
 
   // Rotates the keys of the slots in `slots` in place by the angle given as for rope.
@@ -202,7 +202,11 @@ struct KernelTable {
   void (*move_slots)(const PageFormat& shape, const std::byte* from, SlotMask from_slots, std::byte* to, int to_slot,
                      int rotary, const float* cosine, const float* sine);
 
-  // Adds the entries of a partial to a state, entry by entry.
+  // Opens a page whose values are its keys to floats: keys [head_dim][slots], values [slots][head_dim]. The same bits
+  // in every table. REQUIRES: format.latent.
+  void (*open_latent)(const PageFormat& format, const std::byte* page, float* out);
+
+  // Adds the entries of a partial to a state, entry by entry. REQUIRES: formats not latent.
   void (*attend)(const AttentionPartial& partial, const AttentionState& state);
 
   // As attend, of gathered entries, `entries` [partial.entries]; the partial's pages are not read. The same bits as

@@ -47,9 +47,9 @@ template <class Run>
   return key_side_bytes(format);
 }
 
-// Bytes of one token's value. REQUIRES: not encoded.
+// Bytes of one token's value; of a latent page 0. REQUIRES: not encoded.
 [[gnu::always_inline]] inline std::size_t value_bytes(const PageFormat& format) {
-  return kv_type_bytes(format.value) * static_cast<std::size_t>(format.head_dim);
+  return format.latent ? 0 : kv_type_bytes(format.value) * static_cast<std::size_t>(format.head_dim);
 }
 
 // Writes a token's row, its key and behind it its value, to a slot of a page. REQUIRES: not encoded.

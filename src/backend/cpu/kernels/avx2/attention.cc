@@ -8,24 +8,6 @@ namespace {
 using Parts = AttentionParts<Vectors>;
 using PagedAttention = Attention<Vectors, attend_encoded>;
 
-// Turns eight vectors of eight lanes into those of their first lanes, of their second, and so on.
-[[gnu::always_inline]] inline void transpose8(__m256 (&x)[8]) {
-  __m256 pairs[8], fours[8];
-  for (int i = 0; i < 8; i += 2) {
-    pairs[i] = _mm256_unpacklo_ps(x[i], x[i + 1]);
-    pairs[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
-  }
-  for (int i = 0; i < 8; i += 4)
-    for (int j = 0; j < 2; ++j) {
-      fours[i + 2 * j] = _mm256_shuffle_ps(pairs[i + j], pairs[i + j + 2], 0x44);
-      fours[i + 2 * j + 1] = _mm256_shuffle_ps(pairs[i + j], pairs[i + j + 2], 0xee);
-    }
-  for (int i = 0; i < 4; ++i) {
-    x[i] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
-    x[i + 4] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
-  }
-}
-
 // Scores of a block with the tokens of a gathered entry, [kQueries][64]; other slots stay as they are. Each sums
 // over the dimensions in order, as page_scores does.
 template <KvType kType, int kQueries>
