@@ -570,8 +570,9 @@ void NaiveBackend::mix(int layer, std::span<const WeightId> parameters) {
       }
       std::vector<float> output(width);
       one.output = output.data();
-      for (int part = 0; part < mixer.parts(); ++part)
-        mixer.advance(part, one, sequence.states + sequence.layers[static_cast<std::size_t>(layer)].state);
+      std::byte* const state = sequence.states + sequence.layers[static_cast<std::size_t>(layer)].state;
+      for (int step = 0; step < mixer.steps(); ++step)
+        for (int part = 0; part < mixer.parts(step); ++part) mixer.advance(step, part, one, state);
       rows(Activation::kAttention)[static_cast<std::size_t>(row)].assign(output.begin(), output.end());
     }
 }

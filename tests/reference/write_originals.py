@@ -57,6 +57,12 @@ DELTA_NETS = dict(
     layer_types=['linear_attention', 'full_attention', 'linear_attention', 'linear_attention', 'full_attention'],
     rope_parameters=rope(partial_rotary_factor=0.25, mrope_section=[2, 1, 1], mrope_interleaved=True))
 
+# Mamba-2 on most layers. A scan of the original cuts the tokens into chunks; the last one is not whole.
+MAMBA = dict(
+    num_hidden_layers=5, layer_types=['mamba', 'attention', 'mamba', 'mamba', 'attention'], mamba_d_state=24, mamba_d_conv=4,
+    mamba_expand=2, mamba_chunk_size=64, shared_intermediate_size=96, position_embedding_type=None,
+    embedding_multiplier=12.0, residual_multiplier=0.22, logits_scaling=8.0, attention_multiplier=0.1)
+
 # name: (class of the model, its configuration)
 MODELS = {
     'llama': ('LlamaForCausalLM', lambda: config('LlamaConfig')),
@@ -81,6 +87,12 @@ MODELS = {
         'GraniteMoeSharedConfig', embedding_multiplier=12.0, residual_multiplier=0.22, logits_scaling=8.0,
         attention_multiplier=0.1, num_local_experts=8, num_experts_per_tok=3, intermediate_size=32,
         shared_intermediate_size=64)),
+    'granitehybrid': ('GraniteMoeHybridForCausalLM', lambda: config(
+        'GraniteMoeHybridConfig', num_local_experts=0, num_experts_per_tok=0, mamba_n_heads=4, mamba_n_groups=2,
+        **MAMBA)),
+    'granitehybrid_experts': ('GraniteMoeHybridForCausalLM', lambda: config(
+        'GraniteMoeHybridConfig', num_local_experts=8, num_experts_per_tok=3, intermediate_size=32, mamba_n_heads=16,
+        mamba_n_groups=1, mamba_conv_bias=False, **MAMBA)),
     'cohere2': ('Cohere2ForCausalLM', lambda: config(
         'Cohere2Config', num_hidden_layers=5, sliding_window=WINDOW, layer_types=layer_types(4, 5), logit_scale=0.25,
         rotary_pct=1.0)),
@@ -143,7 +155,9 @@ def random_weights(model, seed):
     random = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=random)
-        if weight.dim() >= 2:
+        if name.endswith('mamba.A_log'):  # decays over up to some tens of tokens
+            value = noise - 2
+        elif weight.dim() >= 2:
             value = noise / weight.shape[-1] ** 0.5
         elif 'norm' in name and not name.endswith('bias'):
             value = weight.data + 0.2 * noise
@@ -154,6 +168,16 @@ def random_weights(model, seed):
         if 'bias' in name:
             buffer.data = (0.2 * torch.randn(buffer.shape, generator=random)).half().float()
     model.tie_weights()
+
+
+def normalise_groups(model):
+    """Has Mamba-2 normalise each group by itself, as in the paper's code and in Zamba 2. The class of Granite normalises
+    all of them together, which is the same for published models: they have one group."""
+    from transformers.models.zamba2.modeling_zamba2 import Zamba2RMSNormGated
+    for module in model.modules():
+        if type(module).__name__ == 'GraniteMoeHybridMambaLayer':
+            width = module.intermediate_size
+            module.norm = Zamba2RMSNormGated(width, width // module.n_groups, module.layer_norm_epsilon)
 
 
 def byte_vocabulary(self):
@@ -186,6 +210,7 @@ def write(name, folder):
     settings = configuration()
     settings._attn_implementation = 'eager'
     model = getattr(transformers, kind)(settings).float().eval()
+    normalise_groups(model)
     random_weights(model, seed=1 + sorted(MODELS).index(name))
     with torch.no_grad():
         logits = model(torch.tensor([tokens()])).logits[0].float().numpy()
