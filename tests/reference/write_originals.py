@@ -63,6 +63,15 @@ MAMBA = dict(
     mamba_expand=2, mamba_chunk_size=64, shared_intermediate_size=96, position_embedding_type=None,
     embedding_multiplier=12.0, residual_multiplier=0.22, logits_scaling=8.0, attention_multiplier=0.1)
 
+
+def long_rope(original):
+    """Three quarters of a head of 16 rotate. The class uses its long factors where the tokens are more than `original`."""
+    pairs = 6
+    return {'rope_type': 'longrope', 'rope_theta': 10000.0, 'partial_rotary_factor': 0.75,
+            'original_max_position_embeddings': original, 'short_factor': [1.0 + 0.05 * i for i in range(pairs)],
+            'long_factor': [1.0 + 0.9 * i for i in range(pairs)]}
+
+
 # name: (class of the model, its configuration)
 MODELS = {
     'llama': ('LlamaForCausalLM', lambda: config('LlamaConfig')),
@@ -145,6 +154,13 @@ MODELS = {
     'qwen35': ('Qwen3_5ForCausalLM', lambda: config('Qwen3_5TextConfig', **DELTA_NETS)),
     'qwen35moe': ('Qwen3_5MoeForCausalLM', lambda: config(
         'Qwen3_5MoeTextConfig', shared_expert_intermediate_size=64, **EXPERTS, **DELTA_NETS)),
+    'phi3': ('Phi3ForCausalLM', lambda: config('Phi3Config', sliding_window=WINDOW, rope_parameters={
+        'rope_type': 'default', 'rope_theta': 10000.0, 'original_max_position_embeddings': 512})),
+    'phi3_long': ('Phi3ForCausalLM', lambda: config(
+        'Phi3Config', original_max_position_embeddings=128, rope_parameters=long_rope(128))),
+    'phi3_short': ('Phi3ForCausalLM', lambda: config(
+        'Phi3Config', max_position_embeddings=4096, original_max_position_embeddings=512, tie_word_embeddings=False,
+        rope_parameters=long_rope(512))),
     'olmoe': ('OlmoeForCausalLM', lambda: config(
         'OlmoeConfig', intermediate_size=32, num_experts=8, num_experts_per_tok=3, tie_word_embeddings=False)),
 }
