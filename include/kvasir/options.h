@@ -142,7 +142,8 @@ struct SessionOptions {
   // this option (docs/policies), unless `policy` gives it. If that is more than half of what the policy keeps: as many
   // as it accepts. 0: none.
   std::int64_t protect = 0;
-  std::string codec;  // of the pages: the engine's kv_type or one of its kv_types; empty: kv_type
+  std::string codec;  // of the pages: the engine's kv_type or one of its kv_types; empty: kv_type. With ",rope=long",
+                      // the angles for long texts, whatever the length (docs/models.md, "Two sets of angles")
   int sequences =
       1;  // samples or beams that will run side by side: the first session sizes the cache for them and itself; 1 to 65
 };

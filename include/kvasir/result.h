@@ -36,7 +36,7 @@ struct KvReport {
   };
   std::vector<StateGroup> states;
   std::string policy;     // canonical spec
-  std::string codec;      // "f16"
+  std::string codec;      // "f16"; "f16,rope=long" with the angles for long texts
   std::int64_t seen = 0;  // tokens read and generated so far
   // Tokens retained now that are not beyond the model's sliding window; mean over layers or heads that keep different
   // ones.

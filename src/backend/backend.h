@@ -43,7 +43,7 @@ struct LayerShape {
   int head_dim = 0;
   int hidden = 0;         // of the feed-forward network
   bool windowed = false;  // some batches hide tokens beyond a sliding window
-  int rotation = 0;       // index in BackendShape::rotations
+  int rotation = 0;       // index in BackendShape::rotations; BatchSequence::rotation_shift is added
   float scale = 0;        // of queries; 0: 1 / sqrt(head_dim)
   float softcap = 0;      // scores become softcap * tanh(score / softcap); 0: they stay
   // Queries are multiplied by 1 + temperature * ln(1 + floor(position / temperature_span)): the position of the token's
@@ -80,7 +80,7 @@ struct BackendShape {
   int width = 0;
   int vocabulary = 0;
   int per_layer = 0;  // numbers that each layer takes of a row of kPerLayer; 0: there is none
-  std::vector<Rotation> rotations;
+  std::vector<Rotation> rotations;  // that layers name, perhaps followed by others in their place for some sequences
   std::vector<LayerShape> layers;
 };
 

@@ -129,6 +129,7 @@ struct BatchSequence {
   std::size_t first_table = 0;
   int tables = 1;
   std::span<const LayerLanes> layers;     // [layers of the model]
+  int rotation_shift = 0;                 // added to LayerShape::rotation of all layers
   int logits = 0;                         // how many of the last rows have their logits wanted
   int hidden = 0;                         // how many of the last rows have their hidden states wanted; 0 with logits
   AttentionListener* listener = nullptr;  // optional; observes the attention of this sequence

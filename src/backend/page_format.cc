@@ -19,6 +19,8 @@ constexpr bool rotates(KvType type) {
   return type == KvType::kQ4 || type == KvType::kQ3 || type == KvType::kQ2;
 }
 
+constexpr std::string_view kLongRotation = ",rope=long";
+
 std::string rotation_name(const KvCodec& codec) {
   if (codec.hadamard_keys) return codec.hadamard_values ? "kv" : "k";
   return codec.hadamard_values ? "v" : "off";
@@ -77,6 +79,7 @@ ParsedCodec read_codec(std::string_view text, bool by_default) {
   std::optional<KvType> value;
   std::optional<int> recent;
   std::optional<std::string_view> rotate;
+  bool long_rotation = false;
   for (std::string_view rest = text; !rest.empty() || rest.data() == text.data();) {
     const std::size_t comma = rest.find(',');
     const std::string_view part = rest.substr(0, comma);
@@ -103,6 +106,10 @@ ParsedCodec read_codec(std::string_view text, bool by_default) {
       if (what != "k" && what != "v" && what != "kv" && what != "off") return fail("rotate takes k, v, kv or off");
       if (rotate) return fail("it says 'rotate' twice");
       rotate = what;
+    } else if (name == "rope") {
+      if (what != "long") return fail("rope takes long");
+      if (long_rotation) return fail("it says 'rope' twice");
+      long_rotation = true;
     } else {
       return fail(fmt::format("there is no option '{}'", name));
     }
@@ -115,6 +122,7 @@ ParsedCodec read_codec(std::string_view text, bool by_default) {
     if ((codec.hadamard_keys && !is_encoded(*key)) || (codec.hadamard_values && !is_encoded(*value)))
       return fail("rotate is for the codecs that lose bits");
   }
+  codec.long_rotation = long_rotation;
   if (codec.recent > 0 && !is_encoded(*key) && !is_encoded(*value))
     return fail("recent is for the codecs that lose bits");
   return {codec, {}};
@@ -170,13 +178,13 @@ std::string codec_name(const KvCodec& codec) {
   std::string name = name_without_rotation(codec);
   if (codec.hadamard_keys != rotates(codec.key) || codec.hadamard_values != rotates(codec.value))
     name += ",rotate=" + rotation_name(codec);
-  return name;
+  return codec.long_rotation ? name + std::string(kLongRotation) : name;
 }
 
 std::string stored_codec_name(const KvCodec& codec) {
   std::string name = name_without_rotation(codec);
   if (codec.hadamard_keys || codec.hadamard_values) name += ",rotate=" + rotation_name(codec);
-  return name;
+  return codec.long_rotation ? name + std::string(kLongRotation) : name;
 }
 
 std::string codec_name(const PageFormat& format) {

@@ -113,6 +113,8 @@ struct KvCodec {
   int recent = 0;
   bool hadamard_keys = false;
   bool hadamard_values = false;
+  // Keys are rotated by the angles for long sequences, of models that have two sets of angles (LongRoPE).
+  bool long_rotation = false;
 
   bool operator==(const KvCodec&) const = default;
 };
@@ -120,7 +122,7 @@ struct KvCodec {
 inline constexpr int kMaxRecent = 4096;
 
 // Reads a codec: "q4", "k=q8,v=q4", "q4,recent=64", "q4,rotate=k" (k, v, kv or off; default: what measured best for
-// each type). On failure `error` says what is wrong.
+// each type), "f16,rope=long" (long_rotation). On failure `error` says what is wrong.
 struct ParsedCodec {
   KvCodec codec;
   std::string error;  // empty: none

@@ -3,7 +3,8 @@
 //
 // Contract: the rows of a sequence advance its state one after the other, in index order. Outputs and states have the
 // same bits however rows are divided into calls, and whatever other sequences run beside them.
-// Thread-safety: const. advance may be called by several threads at once, for different parts or different states.
+// Thread-safety: const. advance may be called by several threads at once, for different parts of a step or
+// different states.
 #pragma once
 
 #include <cstddef>
@@ -27,18 +28,21 @@ class StateMixer {
   // Bytes of one sequence's state in one layer. A state begins as zeros.
   virtual std::size_t state_bytes() const = 0;
 
-  // Parts that advance independently of each other, such as heads. They may run in parallel.
-  virtual int parts() const { return 1; }
+  // An advance is made of steps, each of which is finished for all of its parts before the next begins.
+  virtual int steps() const { return 1; }
+  // Parts of a step that are independent of each other, such as heads. They may run in parallel.
+  virtual int parts(int step) const = 0;
 
   // Consecutive rows of one sequence.
   struct Rows {
     int count = 0;
-    const float* inputs[kMostInputs] = {};     // each [count][its floats of a row]
+    float* inputs[kMostInputs] = {};           // each [count][its floats of a row]; an advance may overwrite them
     std::span<const float* const> parameters;  // of the layer, as StateSpec::parameters lists them
     float* output = nullptr;                   // [count][output()]
   };
-  // Advances one part of a state over the rows, and writes that part of their outputs. `state`: 64-byte aligned.
-  virtual void advance(int part, const Rows& rows, std::byte* state) const = 0;
+  // Does one part of a step for all of the rows: advances that part of the state, or writes that part of their outputs.
+  // `state`: 64-byte aligned.
+  virtual void advance(int step, int part, const Rows& rows, std::byte* state) const = 0;
 };
 
 }  // namespace kvasir

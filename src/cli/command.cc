@@ -84,8 +84,10 @@ CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::u
 }
 
 std::string kv_type_help() {
-  return fmt::format("How keys and values are stored: {}; apart: k=q8,v=q4; options: recent=N, rotate=k, v, kv or off",
-                     fmt::join(kv_type_names(), ", "));
+  return fmt::format(
+      "How keys and values are stored: {}; apart: k=q8,v=q4; options: recent=N, rotate=k, v, kv or off, "
+      "rope=long",
+      fmt::join(kv_type_names(), ", "));
 }
 
 namespace {

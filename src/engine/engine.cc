@@ -65,7 +65,9 @@ class EngineImpl final : public Engine {
       if (!place.ok()) return about_unless_said(place.status(), "policy");
       if (const std::uint64_t ceiling = quotas_.ceiling_of(request.tenant); ceiling > 0)
         place->bytes = std::min(place->bytes, ceiling);
-      return plan_request(request, shape, *place, model_->config.context);
+      KVASIR_ASSIGN_OR_RETURN(RequestPlan plan, plan_request(request, shape, *place, model_->config.context));
+      plan.codec = codec_name(codec_for(model_->config, shape.codec(), *place->policy, place->chunk, plan.tokens));
+      return plan;
     });
   }
 
@@ -207,7 +209,8 @@ class EngineImpl final : public Engine {
                          place.policy->traits().spec)
           .about({"policy"});
     KVASIR_RETURN_IF_ERROR(cache_.ensure_cache(place.bytes));
-    return make_session(runner(), std::move(place.policy), place.chunk, shape.codec());
+    const KvCodec codec = codec_for(model_->config, shape.codec(), *place.policy, place.chunk);
+    return make_session(runner(), std::move(place.policy), place.chunk, codec);
   }
 
   // Takes a request that continues a session.
@@ -238,7 +241,10 @@ class EngineImpl final : public Engine {
     }
     if (!options.codec.empty()) {
       KVASIR_ASSIGN_OR_RETURN(const KvCacheShape asked, cache_.shape_of(options.codec));
-      if (asked.codec() != sequence.shape().codec())
+      // The angles are the session's, unless others are asked for by name.
+      KvCodec own = sequence.shape().codec();
+      own.long_rotation = own.long_rotation && asked.codec().long_rotation;
+      if (asked.codec() != own)
         return invalid_argument("the session is stored in the KV codec '{}', not '{}'; name that one or none",
                                 codec_name(sequence.shape().codec()), codec_name(asked.codec()))
             .about({"codec"});
@@ -272,9 +278,24 @@ class EngineImpl final : public Engine {
                                         place.chunk, model_->config.context, place.bytes));
     KVASIR_RETURN_IF_ERROR(
         quotas_.check_ceiling(options.tenant, shape, place, static_cast<std::int64_t>(text.tokens.size())));
+    KVASIR_ASSIGN_OR_RETURN(const KvCodec codec,
+                            codec_of(options, shape, place, static_cast<std::int64_t>(text.tokens.size())));
     KVASIR_RETURN_IF_ERROR(cache_.ensure_cache(place.bytes));
     KVASIR_RETURN_IF_ERROR(ensure_queue());
-    return requests_->add(options, std::move(text), std::move(place.policy), place.chunk, shape.codec());
+    return requests_->add(options, std::move(text), std::move(place.policy), place.chunk, codec);
+  }
+
+  // The codec of a request, with the angles for the longest text that it may become.
+  Result<KvCodec> codec_of(const RequestOptions& options, const KvCacheShape& shape, const CacheSize& place,
+                           std::int64_t prompt) const {
+    if (!model_->config.has_long_rotation()) return shape.codec();
+    std::int64_t more = options.pooling != Pooling::kNone ? 0 : options.generate.max_tokens;
+    if (more < 0) {
+      KVASIR_ASSIGN_OR_RETURN(const RequestPlan plan,
+                              plan_request({.prompt = prompt}, shape, place, model_->config.context));
+      more = plan.max_tokens;
+    }
+    return codec_for(model_->config, shape.codec(), *place.policy, place.chunk, prompt + more);
   }
 
   // Cached prefixes give way to a session that is loaded. `bytes`: what it takes, with its tables.

@@ -97,7 +97,7 @@ Status EngineCache::ensure_cache(std::uint64_t budget) {
 }
 
 Result<KvCacheShape> EngineCache::shape_of(const std::string& codec) const {
-  if (codec.empty()) return cache_shape();
+  if (codec.empty()) return cache_shape().with(default_codec());
   const ParsedCodec parsed = parse_codec(codec);
   const std::vector<KvCodec> allowed = codecs();
   if (!parsed.error.empty())
@@ -107,6 +107,13 @@ Result<KvCacheShape> EngineCache::shape_of(const std::string& codec) const {
   return invalid_argument("the KV codec '{}' is not allowed here; choose one of these: {}", codec_name(parsed.codec),
                           names_of(allowed, "; "))
       .about({"codec"});
+}
+
+// That of the cache, which a session file may have brought along, with the angles that the options ask for.
+KvCodec EngineCache::default_codec() const {
+  KvCodec codec = cache_shape().codec();
+  codec.long_rotation = model_->kv_shape.long_rotation;
+  return codec;
 }
 
 Result<KvCacheShape> EngineCache::check_pages(const SessionHead& head) const {

@@ -48,6 +48,7 @@ class EngineCache {
  private:
   CacheConditions conditions(const KvCacheShape& shape, int chunk) const;
   Result<CacheSize> default_place(const CacheConditions& now) const;
+  KvCodec default_codec() const;
   // Of the cache; while there is none, of the one that would be made.
   const KvCacheShape& cache_shape() const { return runner_ != nullptr ? runner_->cache()->shape() : model_->kv_shape; }
 

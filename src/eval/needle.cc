@@ -252,7 +252,7 @@ Result<NeedleResult> evaluate_needle(const std::shared_ptr<LoadedModel>& model, 
 
   NeedleResult result;
   result.policy = policy->traits().spec;
-  result.codec = codec_name(shape.codec());
+  result.codec = codec_name(cache->shape().codec());
   std::int64_t before = 0;
   for (std::size_t length = 0; length < options.lengths.size(); ++length)
     for (std::size_t depth = 0; depth < options.depths.size(); ++depth) {

@@ -94,7 +94,7 @@ Result<ObservedText> read_observed(const std::shared_ptr<LoadedModel>& model, st
 
   ObservedText result;
   result.policy = policy->traits().spec;
-  result.codec = codec_name(model->kv_shape.codec());
+  result.codec = codec_name(cache->shape().codec());
   result.chunk = options.prefill > 0 ? prompt_chunk(*policy, options.chunk) : 0;
   SequenceRunner runner(model, cache, std::move(policy));
   SeenTokens seen(&runner, *model);

@@ -206,11 +206,11 @@ class SideBySide {
       track.result.policy = track.policy->traits().spec;
     }
     track.chunk = chunk_for(*track.policy, tokens);
-    track.result.codec = codec_name(shape.codec());
     track.result.sums.positions = positions_of(static_cast<std::int64_t>(tokens_.size()), options_);
     const std::int64_t prompt = options_.prefill > 0 ? std::min(options_.prefill, tokens) : tokens;
     const MemoryRequest request{tokens, prompt, track.chunk, 1};
     KVASIR_ASSIGN_OR_RETURN(track.cache, make_evaluation_cache(model_, shape, budget, *track.policy, {&request, 1}));
+    track.result.codec = codec_name(track.cache->shape().codec());
     return {};
   }
 

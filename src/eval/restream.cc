@@ -57,7 +57,7 @@ Result<RestreamResult> evaluate_restream(const std::shared_ptr<LoadedModel>& mod
 
   RestreamResult result;
   result.policy = policy->traits().spec;
-  result.codec = codec_name(model->kv_shape.codec());
+  result.codec = codec_name(cache->shape().codec());
   std::int64_t before = 0;
   const auto on_read = [&](std::int64_t read) { return !progress || progress(before + read, all); };
   SequenceRunner filled(model, cache, std::move(policy));

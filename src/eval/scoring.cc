@@ -69,7 +69,8 @@ Result<std::shared_ptr<KvCache>> make_evaluation_cache(const std::shared_ptr<Loa
                "less",
                policy.traits().spec, longest, budget, memory_bound())
         .about({"policy", "kv_memory"});
-  return new_cache(model, shape, budget);
+  const int chunk = requests.empty() ? 0 : requests.front().chunk;
+  return new_cache(model, shape.with(codec_for(model->config, shape.codec(), policy, chunk, longest)), budget);
 }
 
 Result<std::vector<TokenScore>> score_text(SequenceRunner& runner, std::span<const TokenId> text, int chunk,

@@ -37,7 +37,8 @@ struct LogitDivergence {
 LogitDivergence compare_logits(std::span<const float> right, std::span<const float> other);
 
 // Makes a cache large enough for each of the requested sequences, run one after the other under a policy in its initial
-// state. Its size is the model's kv_memory, or what the sequences need if that is 0. Errors: kResourceExhausted.
+// state. Its size is the model's kv_memory, or what the sequences need if that is 0. If the model has two sets of
+// angles, all have those that suit the longest (codec_for). Errors: kResourceExhausted.
 Result<std::shared_ptr<KvCache>> make_evaluation_cache(const std::shared_ptr<LoadedModel>& model,
                                                        const RetentionPolicy& policy,
                                                        std::span<const MemoryRequest> requests);

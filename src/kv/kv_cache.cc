@@ -11,6 +11,23 @@
 
 namespace kvasir {
 
+KvCacheShape KvCacheShape::with(const KvCodec& codec) const {
+  KvCacheShape shape = *this;
+  shape.page.key = codec.key;
+  shape.page.value = codec.value;
+  shape.page.hadamard_keys = codec.hadamard_keys;
+  shape.page.hadamard_values = codec.hadamard_values;
+  shape.recent = codec.recent;
+  shape.long_rotation = codec.long_rotation;
+  if (codec.long_rotation == long_rotation) return shape;
+  KVASIR_CHECK(long_shift > 0);
+  if (rotations.empty())
+    shape.rotations.assign(static_cast<std::size_t>(layers), static_cast<std::uint8_t>(page.rotation));
+  for (std::uint8_t& rotation : shape.rotations)
+    if (rotation != unrotated) rotation = static_cast<std::uint8_t>(rotation + (long_rotation ? -1 : 1) * long_shift);
+  return shape;
+}
+
 KvCacheShape KvCacheShape::governed() const {
   KvCacheShape shape = *this;
   shape.windows.clear();
@@ -95,11 +112,6 @@ Status check_holds_a_column(const KvCacheShape& shape, std::uint64_t budget_byte
 
 }  // namespace
 
-KvCache::KvCache(const KvCacheShape& shape, std::uint64_t budget_bytes) : shape_(shape), budget_(budget_bytes) {
-  for (const std::uint8_t rotation : shape.rotations)
-    rotations_.insert(rotations_.end(), static_cast<std::size_t>(shape.kv_heads), rotation);
-}
-
 Result<std::unique_ptr<KvCache>> KvCache::create(const KvCacheShape& shape, std::uint64_t budget_bytes,
                                                  PageStore* store) {
   KVASIR_RETURN_IF_ERROR(check_holds_a_column(shape, budget_bytes, ""));
@@ -114,13 +126,18 @@ Status KvCache::allow(const KvCodec& codec) {
   const KvCacheShape shape = shape_.with(codec);
   KVASIR_RETURN_IF_ERROR(check_holds_a_column(shape, budget_.capacity(), " " + codec_name(codec)));
   KVASIR_ASSIGN_OR_RETURN(const PageClasses classes, pool_->classes_of(shape.page));
-  Allowed allowed{codec, classes, {}};
+  Allowed allowed{codec, classes, {}, {}};
+  for (const std::uint8_t rotation : shape.rotations)
+    allowed.rotations.insert(allowed.rotations.end(), static_cast<std::size_t>(shape.kv_heads), rotation);
   for (const WindowGroup& group : shape_.windows) {
     KVASIR_ASSIGN_OR_RETURN(const PageClasses of_window, pool_->classes_of(shape.of(group).page));
     allowed.of_windows.push_back(of_window);
   }
   allowed_.push_back(std::move(allowed));
-  return {};
+  if (shape_.long_shift == 0) return {};
+  KvCodec other = codec;
+  other.long_rotation = !codec.long_rotation;
+  return allow(other);
 }
 
 PageClasses KvCache::classes(const KvCodec& codec) const {
@@ -139,22 +156,24 @@ KvSequence KvCache::new_sequence(const SequenceLayout& layout) {
   PageTable::Layout of_table = layout.table;
   if (!of_table.lists) of_table.window = shape_.window;
   const KvCodec codec = layout.codec.value_or(shape_.codec());
-  of_table.classes = classes(codec);
+  const auto allowed = find(codec);
+  KVASIR_CHECK(allowed != allowed_.end());
+  of_table.classes = allowed->classes;
   of_table.recent = codec.recent;
   KvSequence sequence(layout.scope, codec, shape_.tables(layout.scope), layer_lanes(shape_, layout.scope),
                       LayerStates(shape_.state_bytes(), pool_.get()));
   const int lanes = shape_.lanes_per_table(layout.scope);
   for (int table = 0; table < sequence.governed_; ++table) {
-    if (!rotations_.empty())
-      of_table.rotations =
-          std::span(rotations_).subspan(static_cast<std::size_t>(table * lanes), static_cast<std::size_t>(lanes));
+    if (!allowed->rotations.empty())
+      of_table.rotations = std::span(allowed->rotations)
+                               .subspan(static_cast<std::size_t>(table * lanes), static_cast<std::size_t>(lanes));
     sequence.tables_.emplace_back(lanes, pool_.get(), of_table);
   }
   for (std::size_t w = 0; w < shape_.windows.size(); ++w) {
     const WindowGroup& group = shape_.windows[w];
     PageTable::Layout of_window;
     of_window.window = group.window;
-    of_window.classes = find(codec)->of_windows[w];
+    of_window.classes = allowed->of_windows[w];
     of_window.recent = codec.recent;
     sequence.tables_.emplace_back(group.layers * group.kv_heads, pool_.get(), of_window);
   }

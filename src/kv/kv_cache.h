@@ -62,20 +62,20 @@ struct KvCacheShape {
   // [governed layers]: rotation of the layer's keys. Empty: PageFormat::rotation for all. Layers that differ only in
   // rotation share a group, because their keys take the same room and are retained alike.
   std::vector<std::uint8_t> rotations;
-  int unrotated = -1;   // the rotation that turns no key; -1: none of them
-  int query_heads = 0;  // of a governed layer; pages do not depend on it, observations of policies do
+  int unrotated = -1;  // the rotation that turns no key; -1: none of them
+  // From a rotation to the one in its place with KvCodec::long_rotation; 0: the model has no others. Both kinds of
+  // sequences have pages of one format.
+  int long_shift = 0;
+  bool long_rotation = false;  // `rotations` are those
+  int query_heads = 0;         // of a governed layer; pages do not depend on it, observations of policies do
 
-  KvCodec codec() const { return {page.key, page.value, recent, page.hadamard_keys, page.hadamard_values}; }
-  // The same lanes in pages of another codec.
-  KvCacheShape with(const KvCodec& codec) const {
-    KvCacheShape shape = *this;
-    shape.page.key = codec.key;
-    shape.page.value = codec.value;
-    shape.page.hadamard_keys = codec.hadamard_keys;
-    shape.page.hadamard_values = codec.hadamard_values;
-    shape.recent = codec.recent;
-    return shape;
+  KvCodec codec() const {
+    return {page.key, page.value, recent, page.hadamard_keys, page.hadamard_values, long_rotation};
   }
+  // The same lanes in pages of another codec. REQUIRES: its long_rotation is false, or long_shift is not 0.
+  KvCacheShape with(const KvCodec& codec) const;
+  // What a batch adds to the rotations of layers (BatchSequence::rotation_shift).
+  int rotation_shift() const { return long_rotation ? long_shift : 0; }
   // The next three concern the governed group.
   int lanes() const { return layers * kv_heads; }
   int tables(PolicyScope scope) const {
@@ -194,8 +194,9 @@ class KvCache {
   static Result<std::unique_ptr<KvCache>> create(const KvCacheShape& shape, std::uint64_t budget_bytes,
                                                  PageStore* store = nullptr);
 
-  // Allows sequences of this codec beside that of shape(), from the same budget. Does nothing if it is already allowed.
-  // Errors: kResourceExhausted if the budget cannot hold one page of each lane; kUnsupported for too many codecs.
+  // Allows sequences of this codec beside that of shape(), with either rotation, from the same budget. Does nothing if
+  // it is already allowed. Errors: kResourceExhausted if the budget cannot hold one page of each lane; kUnsupported for
+  // too many codecs.
   Status allow(const KvCodec& codec);
   bool allows(const KvCodec& codec) const { return find(codec) != allowed_.end(); }
   // All codecs that sequences may have; the first is that of shape().
@@ -234,13 +235,13 @@ class KvCache {
     KvCodec codec;
     PageClasses classes;
     std::vector<PageClasses> of_windows;  // [window groups]
+    std::vector<std::uint8_t> rotations;  // [lanes], of the governed group, or empty
   };
-  KvCache(const KvCacheShape& shape, std::uint64_t budget_bytes);
+  KvCache(const KvCacheShape& shape, std::uint64_t budget_bytes) : shape_(shape), budget_(budget_bytes) {}
   std::vector<Allowed>::const_iterator find(const KvCodec& codec) const {
     return std::ranges::find(allowed_, codec, &Allowed::codec);
   }
   KvCacheShape shape_;
-  std::vector<std::uint8_t> rotations_;  // [lanes], of the governed group, or empty
   MemoryBudget budget_;
   std::unique_ptr<PagePool> pool_;
   std::vector<Allowed> allowed_;  // the first is the codec of shape_

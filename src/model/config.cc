@@ -95,6 +95,14 @@ std::string_view ModelConfig::architecture() const {
   return family->name;
 }
 
+bool ModelConfig::has_long_rotation() const {
+  return !rotary.front().long_inverse_frequencies.empty();
+}
+
+std::int64_t ModelConfig::context_of(bool long_rotation) const {
+  return has_long_rotation() && !long_rotation ? rotary.front().original_context : context;
+}
+
 bool ModelConfig::is_governed(const LayerSpec& layer) const {
   return !layer.state && layer.attention.keys_of < 0 &&
          (layer.attention.window == 0 ||

@@ -39,6 +39,10 @@ struct ModelConfig {
   int further_layers = 0;               // in the file behind them, which guess further tokens; they are not run
 
   std::string_view architecture() const;  // general.architecture
+  // Whether sequences rotate by one of two sets of angles, depending on the length that they may reach (LongRoPE).
+  bool has_long_rotation() const;
+  // The most tokens that a sequence with these angles is trained for.
+  std::int64_t context_of(bool long_rotation) const;
   int layer_count() const { return static_cast<int>(layers.size()); }
   // Whether a retention policy decides what the layer keeps: it has attention, and sees all tokens, or no layer of the
   // model does. The other layers keep their windows and states, whatever the policy.

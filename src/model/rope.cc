@@ -93,20 +93,40 @@ Status read_scaling(const gguf::File& file, const std::string& rope_prefix, std:
   return {};
 }
 
-Status read_factors(const gguf::File& file, RotaryEmbedding* rope) {
-  const gguf::Tensor* factors = file.find_tensor("rope_freqs.weight");
+// Divides angles by a tensor's values, if the file has the tensor.
+Status divide_by(const gguf::File& file, std::string_view name, std::vector<double>& frequencies) {
+  const gguf::Tensor* factors = file.find_tensor(name);
   if (factors == nullptr) return {};
-  std::vector<double>& frequencies = rope->inverse_frequencies;
   if (factors->type != static_cast<std::uint32_t>(DType::kF32) || factors->elements != frequencies.size())
-    return data_loss("rope_freqs.weight must hold {} F32 values, one per rotated pair", frequencies.size());
+    return data_loss("{} must hold {} F32 values, one per rotated pair", name, frequencies.size());
   if (factors->bytes.size() != frequencies.size() * sizeof(float)) return {};  // opened for its header alone
   for (std::size_t i = 0; i < frequencies.size(); ++i) {
     float factor;
     std::memcpy(&factor, factors->bytes.data() + i * sizeof factor, sizeof factor);
-    if (!(factor > 0) || !std::isfinite(factor))
-      return data_loss("rope_freqs.weight[{}] is {}, not positive", i, factor);
+    if (!(factor > 0) || !std::isfinite(factor)) return data_loss("{}[{}] is {}, not positive", name, i, factor);
     frequencies[i] /= static_cast<double>(factor);
   }
+  return {};
+}
+
+Status read_long_rope(const gguf::File& file, const std::string& rope_prefix, std::int64_t context,
+                      RotaryEmbedding* rope) {
+  for (const std::string_view factors : {kShortFactors, kLongFactors})
+    if (file.find_tensor(factors) == nullptr)
+      return data_loss("tensor {} is missing: this file holds no whole model with LongRoPE", factors);
+  const std::string scaling = rope_prefix + "scaling.";
+  KVASIR_ASSIGN_OR_RETURN(const std::uint64_t original, file.get_uint(scaling + "original_context_length"));
+  if (original < 2 || original > static_cast<std::uint64_t>(context))
+    return data_loss("{}original_context_length is {}, outside 2 to the trained context of {}", scaling, original,
+                     context);
+  rope->original_context = static_cast<std::int64_t>(original);
+  rope->long_inverse_frequencies = rope->inverse_frequencies;
+  KVASIR_RETURN_IF_ERROR(divide_by(file, kShortFactors, rope->inverse_frequencies));
+  KVASIR_RETURN_IF_ERROR(divide_by(file, kLongFactors, rope->long_inverse_frequencies));
+  // Both have the magnitude that the paper gives the extended context.
+  const double extension = static_cast<double>(context) / static_cast<double>(original);
+  const double usual = std::sqrt(1 + std::log(extension) / std::log(static_cast<double>(original)));
+  KVASIR_ASSIGN_OR_RETURN(rope->magnitude, number_or(file, scaling + "attn_factor", 1e-3, 1e3, usual));
   return {};
 }
 
@@ -132,8 +152,12 @@ Result<RotaryEmbedding> read_rotary_embedding(const gguf::File& file, std::strin
     if (!(base > 1)) return data_loss("{}freq_base is {}, not above 1", rope_prefix, base);
   }
   KVASIR_ASSIGN_OR_RETURN(RotaryEmbedding rope, plain_rotary_embedding(dims, base));
+  if (file.find_tensor(kShortFactors) != nullptr || file.find_tensor(kLongFactors) != nullptr) {
+    KVASIR_RETURN_IF_ERROR(read_long_rope(file, rope_prefix, context, &rope));
+    return rope;
+  }
   KVASIR_RETURN_IF_ERROR(read_scaling(file, rope_prefix, context, rules, &rope));
-  KVASIR_RETURN_IF_ERROR(read_factors(file, &rope));
+  KVASIR_RETURN_IF_ERROR(divide_by(file, kRotaryFactors, rope.inverse_frequencies));
   return rope;
 }
 

@@ -19,8 +19,13 @@ struct RotaryEmbedding {
   //   yarn       divided for wavelengths long against the original context, unchanged for short ones, interpolated in
   //              between (Peng et al. 2023, YaRN, "NTK-by-parts")
   //   factors    divided by rope_freqs.weight (Llama 3)
+  //   longrope   divided by rope_factors_short.weight
   std::vector<double> inverse_frequencies;
-  // Factor on the rotated dimensions of queries and keys: YaRN's sqrt(1 / t) = 0.1 ln(factor) + 1, otherwise 1.
+  // LongRoPE (Ding et al. 2024, arXiv 2402.13753): the angles of sequences that may become longer than
+  // original_context, in place of those above. Empty: all sequences have the same.
+  std::vector<double> long_inverse_frequencies;
+  std::int64_t original_context = 0;  // of LongRoPE, tokens
+  // Factor on the rotated dimensions of queries and keys: YaRN's sqrt(1 / t) = 0.1 ln(factor) + 1, LongRoPE's, or 1.
   double magnitude = 1;
 };
 
@@ -30,6 +35,11 @@ struct YarnRules {
   bool plain_magnitude = false;  // 1, whatever else the file says: the family scales scores
   bool log_multiplier = false;   // the magnitude is divided by 0.1 m ln(factor) + 1 with m = yarn_log_multiplier
 };
+
+// The tensors that the reader below applies to the angles. LongRoPE's divide those of short and of long sequences.
+inline constexpr std::string_view kRotaryFactors = "rope_freqs.weight";
+inline constexpr std::string_view kShortFactors = "rope_factors_short.weight";
+inline constexpr std::string_view kLongFactors = "rope_factors_long.weight";
 
 // Of `dims` rotated dimensions, without scaling. Errors: kDataLoss for a base that is not above 1.
 Result<RotaryEmbedding> plain_rotary_embedding(int dims, double base);

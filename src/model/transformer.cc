@@ -14,6 +14,9 @@ BackendShape backend_shape(const ModelConfig& config) {
   shape.per_layer = config.per_layer_embedding;
   for (const RotaryEmbedding& rotary : config.rotary)
     shape.rotations.push_back({rotary.dims, rotary.inverse_frequencies, rotary.magnitude});
+  if (config.has_long_rotation())
+    for (const RotaryEmbedding& rotary : config.rotary)
+      shape.rotations.push_back({rotary.dims, rotary.long_inverse_frequencies, rotary.magnitude});
   for (const LayerSpec& layer : config.layers) {
     LayerShape::Experts experts;
     if (layer.experts)

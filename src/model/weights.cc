@@ -51,7 +51,7 @@ class Layout {
     weights->output = weights->embedding;
     if (file_.find_tensor("output.weight") != nullptr)
       KVASIR_RETURN_IF_ERROR(matrix("output.weight", {c.vocabulary, c.width}, &weights->output));
-    known_.insert("rope_freqs.weight");
+    for (const std::string_view factors : {kRotaryFactors, kShortFactors, kLongFactors}) known_.emplace(factors);
     for (const gguf::Tensor& tensor : file_.tensors())
       if (known_.find(std::string(tensor.name)) == known_.end() && !predicts_further(tensor.name))
         return unsupported("tensor {} is not part of a {} model as supported; running without it would be wrong",

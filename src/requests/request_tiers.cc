@@ -22,9 +22,11 @@ void RequestTiers::open(const BatchRunner& runner, PrefixStore* prefixes,
     PrefixUse use;
     use.codec = codec;
     const PageFormat page = cache.shape().with(codec).page;
-    forms.push_back({std::string(prefixes->space_of(use).codec),
-                     part_shape(model.fingerprint.hex() + " " + model.arithmetic_id(page), page, cache.shape().lanes()),
-                     cache.classes(codec).sealed});
+    const std::string rotation = codec.long_rotation ? " rope=long" : "";
+    forms.push_back(
+        {std::string(prefixes->space_of(use).codec),
+         part_shape(model.fingerprint.hex() + " " + model.arithmetic_id(page) + rotation, page, cache.shape().lanes()),
+         cache.classes(codec).sealed});
   }
   prefixes_ = prefixes;
   tiers_ =

@@ -121,6 +121,10 @@ Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view 
   KVASIR_RETURN_IF_ERROR(check_latent_codec(shape.page, codec));
   shape.window = governed.window;
   shape.recent = codec.recent;
+  if (config.has_long_rotation()) shape.long_shift = static_cast<int>(config.rotary.size());
+  if (codec.long_rotation && shape.long_shift == 0)
+    return invalid_argument("KV type '{}': the model has no other angles for long texts; leave rope=long out", kv_type)
+        .about({"kv_type"});
   std::vector<std::size_t> states_of;  // layers
   for (const LayerSpec& layer : config.layers) {
     if (const int source = layer.attention.keys_of; source >= 0) {
@@ -163,7 +167,7 @@ Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view 
     ++shape.states[number - shape.windows.size()].layers;
     shape.group_of_layer[l] = static_cast<std::uint8_t>(number + 1);
   }
-  return shape;
+  return codec.long_rotation ? shape.with(codec) : shape;
 }
 
 Result<ModelHeader> read_model_header(const gguf::File& file, ChatTemplateOptions chat,
@@ -182,6 +186,24 @@ Result<ModelHeader> read_model_header(const gguf::File& file, ChatTemplateOption
   KVASIR_ASSIGN_OR_RETURN(header.tokenizer, make_tokenizer(std::move(vocabulary)));
   return header;
 }
+
+namespace {
+
+// Each codec comes with either rotation, if the model has two.
+Status add_long_codecs(const ModelConfig& config, const EngineOptions& options, std::vector<KvCodec>* codecs) {
+  for (const std::string& name : options.kv_types)
+    KVASIR_RETURN_IF_ERROR(kv_cache_shape(config, name, options.page_slots).status());
+  if (!config.has_long_rotation()) return {};
+  for (const KvCodec& codec : std::vector<KvCodec>(*codecs))
+    for (const bool is_long : {false, true}) {
+      KvCodec other = codec;
+      other.long_rotation = is_long;
+      if (std::ranges::find(*codecs, other) == codecs->end()) codecs->push_back(other);
+    }
+  return {};
+}
+
+}  // namespace
 
 Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
                                                 const std::function<void(std::uint64_t, std::uint64_t)>& progress,
@@ -213,6 +235,7 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   model->grammars = std::make_unique<GrammarCompiler>(*model->tokenizer);
   model->formats = std::make_unique<FormatCache>();
   KVASIR_ASSIGN_OR_RETURN(model->kv_shape, kv_cache_shape(model->config, options.kv_type, options.page_slots));
+  KVASIR_RETURN_IF_ERROR(add_long_codecs(model->config, options, &model->codecs));
   const int threads = options.threads > 0 ? options.threads : usable_cores();
   // glibc reserves at least 64 MiB of address space for each thread that allocates.
   if (address_space_is_limited()) ::mallopt(M_ARENA_MAX, 1);

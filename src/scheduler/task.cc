@@ -44,9 +44,9 @@ bool Task::prepare() {
     if (text_->sequence == nullptr || run_ >= prompt_ || text_->sequence->in_chunk()) return true;
     const Sequence& sequence = *text_->sequence;
     const auto rest = static_cast<std::int64_t>(prompt_ - run_);
-    status_ = check_room(sequence.policy(), context_place(sequence.tables()), rest,
-                         std::min<std::int64_t>(rest, prompt_chunk(sequence.policy(), text_->chunk)),
-                         sequence.model()->config.context);
+    status_ =
+        check_room(sequence.policy(), context_place(sequence.tables()), rest,
+                   std::min<std::int64_t>(rest, prompt_chunk(sequence.policy(), text_->chunk)), sequence.context());
     return status_.ok();
   }
   if (!generation_) return false;

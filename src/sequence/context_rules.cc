@@ -31,7 +31,22 @@ std::int64_t context_left(const RetentionPolicy& policy, ContextPlace place, std
 }
 
 std::int64_t context_left(const Sequence& sequence) {
-  return context_left(sequence.policy(), context_place(sequence.tables()), sequence.model()->config.context);
+  return context_left(sequence.policy(), context_place(sequence.tables()), sequence.context());
+}
+
+KvCodec codec_for(const ModelConfig& model, const KvCodec& codec, const RetentionPolicy& policy, int chunk,
+                  std::int64_t tokens) {
+  if (!model.has_long_rotation()) return codec;
+  // Tables of ranges hold neighbours, and compact positions are those of what is held, so both reach no further than
+  // the policy's bound.
+  const PolicyTraits& traits = policy.traits();
+  std::int64_t apart = policy.context_use() == ContextUse::kNone ? tokens : std::min(tokens, model.context);
+  const bool near = !traits.compacts || traits.positions == PositionMode::kCompact;
+  if (policy.bound() && near && !traits.demotion && !traits.holds_prompts)
+    apart = std::min(apart, *policy.bound() - 1 + prompt_chunk(policy, chunk));
+  KvCodec chosen = codec;
+  chosen.long_rotation = codec.long_rotation || apart > model.context_of(false);
+  return chosen;
 }
 
 Status check_room(const RetentionPolicy& policy, ContextPlace place, std::int64_t rest, std::int64_t next,

@@ -39,4 +39,11 @@ std::int64_t context_left(const Sequence& sequence);
 Status check_room(const RetentionPolicy& policy, ContextPlace place, std::int64_t rest, std::int64_t next,
                   std::int64_t context);
 
+// Rule 4: where a model has two sets of angles (LongRoPE), a sequence keeps those that it begins with, so they must
+// suit the length that it may reach. Returns the codec with the angles for a text of up to `tokens` tokens under a
+// policy: the ones for long texts if some pass may see tokens that far apart, or if the codec has them already.
+// `chunk`: of prompts; 0: the policy's own.
+KvCodec codec_for(const ModelConfig& model, const KvCodec& codec, const RetentionPolicy& policy, int chunk,
+                  std::int64_t tokens = kUnlimitedContext);
+
 }  // namespace kvasir

@@ -76,8 +76,8 @@ class ChunkReader {
  private:
   // `lane`: among those of all governed layers.
   bool rotates(std::size_t lane) const {
-    return shape_.rotations.empty() ||
-           shape_.rotations[lane / static_cast<std::size_t>(shape_.kv_heads)] != shape_.unrotated;
+    const auto layer = lane / static_cast<std::size_t>(shape_.kv_heads);
+    return (shape_.rotations.empty() ? shape_.page.rotation : shape_.rotations[layer]) != shape_.unrotated;
   }
   template <class Visit>
   void for_each(const PageTable& table, std::uint32_t column, SlotMask slots, Visit&& visit) const {

@@ -165,7 +165,7 @@ Status Sequence::make_room(const PassPlan& plan) {
   if (plan.begins_chunk) {
     if (const IndexRange rotated = will_rotate(*policy_, plan.chunk); !rotated.empty())
       if (Status status = tables_.only_table().unshare(rotated); !status.ok()) return refuse(std::move(status));
-    prepare_tables(*policy_, plan.chunk, model_->config.context, &tables_);
+    prepare_tables(*policy_, plan.chunk, context(), &tables_);
     most_rows_ = std::max(most_rows_, plan.chunk.rows);
   }
   const std::uint64_t state = state_.bytes();
@@ -205,6 +205,7 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
   sequence.tables = tables_.tables();
   sequence.layers = tables_.layers();
   sequence.states = tables_.states().memory().data();
+  sequence.rotation_shift = shape_.rotation_shift();
   sequence.logits = plan.logits;
   sequence.hidden = plan.hidden;
   sequence.listener = listener_.begin_pass(plan.first, plan.rows);

@@ -113,6 +113,8 @@ class Sequence {
   const std::shared_ptr<LoadedModel>& model() const { return model_; }
   const std::shared_ptr<KvCache>& cache() const { return cache_; }
   const KvCacheShape& shape() const { return shape_; }  // the cache's, with pages of this sequence's codec
+  // The most tokens that its rotation is trained for.
+  std::int64_t context() const { return model_->config.context_of(shape_.long_rotation); }
   const KvSequence& tables() const { return tables_; }
   KvSequence& mutable_tables() { return tables_; }
   const RetentionPolicy& policy() const { return *policy_; }

@@ -618,8 +618,9 @@ void NaiveBackend::mix(int layer, std::span<const WeightId> parameters) {
       }
       std::vector<float> output(width);
       one.output = output.data();
-      for (int part = 0; part < mixer.parts(); ++part)
-        mixer.advance(part, one, sequence.states + sequence.layers[static_cast<std::size_t>(layer)].state);
+      std::byte* const state = sequence.states + sequence.layers[static_cast<std::size_t>(layer)].state;
+      for (int step = 0; step < mixer.steps(); ++step)
+        for (int part = 0; part < mixer.parts(step); ++part) mixer.advance(step, part, one, state);
       rows(Activation::kAttention)[static_cast<std::size_t>(row)].assign(output.begin(), output.end());
     }
 }
@@ -672,7 +673,7 @@ NaiveBackend::Row NaiveBackend::rotated_query(std::span<const double> head, cons
 
 NaiveBackend::Row NaiveBackend::rotated(std::span<const double> head, Position position) const {
   Row out(head.begin(), head.end());
-  const Rotation& rotation = shape_.rotations[static_cast<std::size_t>(layer_shape().rotation)];
+  const Rotation& rotation = shape_.rotations[static_cast<std::size_t>(layer_shape().rotation + rotation_shift_)];
   for (std::size_t i = 0; i < rotation.inverse_frequencies.size(); ++i) {
     rotate_pair(out[2 * i], out[2 * i + 1], static_cast<double>(position) * rotation.inverse_frequencies[i]);
     out[2 * i] *= rotation.magnitude;
@@ -716,6 +717,7 @@ void NaiveBackend::store(int layer) {
   for (const BatchSequence& sequence : pass_.batch->sequences)
     for (int row = 0; row < sequence.rows; ++row)
       for (int head = 0; head < layer_shape().kv_heads; ++head) {
+        rotation_shift_ = sequence.rotation_shift;
         const Lane lane = lane_of(sequence, head);
         const auto r = static_cast<std::size_t>(row);
         const auto in_batch = static_cast<std::size_t>(sequence.first_row + row);
@@ -964,6 +966,7 @@ void NaiveBackend::attend(int layer, const AttentionWeights& weights) {
   attention_ = weights;
   rows(Activation::kAttention).assign(static_cast<std::size_t>(pass_.batch->rows()), {});
   for (const BatchSequence& sequence : pass_.batch->sequences) {
+    rotation_shift_ = sequence.rotation_shift;
     std::vector<Lane> lanes;
     for (int head = 0; head < layer_shape().kv_heads; ++head) lanes.push_back(lane_of(sequence, head));
     const int number = lanes_of(sequence).observed_as;

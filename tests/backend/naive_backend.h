@@ -152,7 +152,8 @@ class NaiveBackend final : public Backend {
   std::vector<Weight> weights_;
   Pass pass_;
   NaivePageStore* store_ = nullptr;
-  int layer_ = 0;  // at hand
+  int layer_ = 0;           // at hand
+  int rotation_shift_ = 0;  // of the sequence at hand
   AttentionWeights attention_;
   // The 16-bit form of columns that the pass seals: {table, lane, column}.
   std::map<std::tuple<const BatchTable*, int, std::uint32_t>, NaivePage> staged_;

@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <functional>
 
@@ -119,6 +120,85 @@ TEST(Rope, YarnMixesFrequenciesByTheirTurns) {
   });
   ASSERT_TRUE(no_extrapolation.ok());
   expect_frequencies(no_extrapolation->rotary.front(), divided(4));
+}
+
+TEST(Rope, LongRopeNeedsBothTensorsAndItsOriginalContext) {
+  const auto add = [](gguf::Writer& w, std::uint32_t original, std::uint64_t pairs = 8) {
+    w.set_uint32("phi3.rope.scaling.original_context_length", original);
+    w.declare_tensor("rope_factors_short.weight", 0, {8});
+    w.declare_tensor("rope_factors_long.weight", 0, {pairs});
+  };
+  const auto config = read("phi3", [&](auto& w) { add(w, 512); });
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_TRUE(config->has_long_rotation());
+  EXPECT_EQ(config->context_of(false), 512);
+  EXPECT_EQ(config->context_of(true), 2048);
+  EXPECT_NEAR(config->rotary.front().magnitude, 1.105541597, 1e-8);  // sqrt(1 + ln 4 / ln 512)
+  const auto without = read("phi3", [](auto&) {});
+  ASSERT_TRUE(without.ok()) << without.status().message();
+  EXPECT_FALSE(without->has_long_rotation());
+  EXPECT_EQ(without->context_of(false), 2048);
+
+  const std::pair<const char*, Change> broken[] = {
+      {"rope_factors_long.weight is missing",
+       [](auto& w) {
+         w.set_uint32("phi3.rope.scaling.original_context_length", 512);
+         w.declare_tensor("rope_factors_short.weight", 0, {8});
+       }},
+      {"original_context_length",
+       [](auto& w) {
+         w.declare_tensor("rope_factors_short.weight", 0, {8});
+         w.declare_tensor("rope_factors_long.weight", 0, {8});
+       }},
+      {"outside 2 to the trained context of 2048", [&](auto& w) { add(w, 4096); }},
+      {"must hold 8 F32 values", [&](auto& w) { add(w, 512, 7); }},
+      {"attn_factor",
+       [&](auto& w) {
+         add(w, 512);
+         w.set_float32("phi3.rope.scaling.attn_factor", 0);
+       }},
+  };
+  for (const auto& [what, change] : broken) {
+    const Status status = read("phi3", change).status();
+    EXPECT_FALSE(status.ok()) << what;
+    EXPECT_NE(status.message().find(what), std::string::npos) << status.message();
+  }
+}
+
+// A window that hides nothing within the context is none.
+TEST(ModelConfig, PhiHasAWindowOnlyWhereItIsShorterThanTheContext) {
+  for (const std::uint32_t window : {0u, 100u, 2047u, 2048u, 262144u}) {
+    const auto config = read("phi3", [&](auto& w) { w.set_uint32("phi3.attention.sliding_window", window); });
+    ASSERT_TRUE(config.ok()) << config.status().message();
+    EXPECT_EQ(config->governed().window, window < 2048 ? window : 0) << window;
+  }
+}
+
+TEST(ModelConfig, Mamba2SizesMustFitEachOther) {
+  const auto read_sizes = [](std::uint32_t taps, std::uint32_t heads, std::uint32_t groups, std::uint32_t inner) {
+    return read(
+        "granitehybrid",
+        [&](auto& w) {
+          w.set_int32s("granitehybrid.attention.head_count_kv", {0, 1});
+          w.set_uint32("granitehybrid.ssm.conv_kernel", taps);
+          w.set_uint32("granitehybrid.ssm.state_size", 16);
+          w.set_uint32("granitehybrid.ssm.group_count", groups);
+          w.set_uint32("granitehybrid.ssm.time_step_rank", heads);
+          w.set_uint32("granitehybrid.ssm.inner_size", inner);
+        },
+        families(), 2);
+  };
+  const auto config = read_sizes(4, 4, 2, 64);
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_TRUE(config->layers[0].state.has_value());
+  EXPECT_FALSE(config->layers[1].state.has_value());
+  for (const auto& [taps, heads, groups, inner] :
+       std::vector<std::array<std::uint32_t, 4>>{{1, 4, 2, 64}, {4, 3, 2, 64}, {4, 4, 2, 63}})
+    EXPECT_NE(read_sizes(taps, heads, groups, inner).status().message().find("contradict each other"),
+              std::string::npos);
+  for (const auto& [taps, heads, groups, inner] :
+       std::vector<std::array<std::uint32_t, 4>>{{17, 4, 2, 64}, {4, 0, 2, 64}, {4, 4, 0, 64}, {4, 4, 2, 0x7fffffff}})
+    EXPECT_NE(read_sizes(taps, heads, groups, inner).status().message().find("outside"), std::string::npos);
 }
 
 TEST(ModelConfig, RefusesWhatIsNotRun) {

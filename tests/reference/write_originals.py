@@ -68,6 +68,21 @@ DELTA_NETS = dict(
 LATENT = dict(kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=24,
               num_key_value_heads=4, moe_intermediate_size=32, tie_word_embeddings=False)
 
+# Mamba-2 on most layers. A scan of the original cuts the tokens into chunks; the last one is not whole.
+MAMBA = dict(
+    num_hidden_layers=5, layer_types=['mamba', 'attention', 'mamba', 'mamba', 'attention'], mamba_d_state=24, mamba_d_conv=4,
+    mamba_expand=2, mamba_chunk_size=64, shared_intermediate_size=96, position_embedding_type=None,
+    embedding_multiplier=12.0, residual_multiplier=0.22, logits_scaling=8.0, attention_multiplier=0.1)
+
+
+def long_rope(original):
+    """Three quarters of a head of 16 rotate. The class uses its long factors where the tokens are more than `original`."""
+    pairs = 6
+    return {'rope_type': 'longrope', 'rope_theta': 10000.0, 'partial_rotary_factor': 0.75,
+            'original_max_position_embeddings': original, 'short_factor': [1.0 + 0.05 * i for i in range(pairs)],
+            'long_factor': [1.0 + 0.9 * i for i in range(pairs)]}
+
+
 # name: (class of the model, its configuration)
 MODELS = {
     'llama': ('LlamaForCausalLM', lambda: config('LlamaConfig')),
@@ -117,6 +132,12 @@ MODELS = {
         'GraniteMoeSharedConfig', embedding_multiplier=12.0, residual_multiplier=0.22, logits_scaling=8.0,
         attention_multiplier=0.1, num_local_experts=8, num_experts_per_tok=3, intermediate_size=32,
         shared_intermediate_size=64)),
+    'granitehybrid': ('GraniteMoeHybridForCausalLM', lambda: config(
+        'GraniteMoeHybridConfig', num_local_experts=0, num_experts_per_tok=0, mamba_n_heads=4, mamba_n_groups=2,
+        **MAMBA)),
+    'granitehybrid_experts': ('GraniteMoeHybridForCausalLM', lambda: config(
+        'GraniteMoeHybridConfig', num_local_experts=8, num_experts_per_tok=3, intermediate_size=32, mamba_n_heads=16,
+        mamba_n_groups=1, mamba_conv_bias=False, **MAMBA)),
     'cohere2': ('Cohere2ForCausalLM', lambda: config(
         'Cohere2Config', num_hidden_layers=5, sliding_window=WINDOW, layer_types=layer_types(4, 5), logit_scale=0.25,
         rotary_pct=1.0)),
@@ -169,6 +190,13 @@ MODELS = {
     'qwen35': ('Qwen3_5ForCausalLM', lambda: config('Qwen3_5TextConfig', **DELTA_NETS)),
     'qwen35moe': ('Qwen3_5MoeForCausalLM', lambda: config(
         'Qwen3_5MoeTextConfig', shared_expert_intermediate_size=64, **EXPERTS, **DELTA_NETS)),
+    'phi3': ('Phi3ForCausalLM', lambda: config('Phi3Config', sliding_window=WINDOW, rope_parameters={
+        'rope_type': 'default', 'rope_theta': 10000.0, 'original_max_position_embeddings': 512})),
+    'phi3_long': ('Phi3ForCausalLM', lambda: config(
+        'Phi3Config', original_max_position_embeddings=128, rope_parameters=long_rope(128))),
+    'phi3_short': ('Phi3ForCausalLM', lambda: config(
+        'Phi3Config', max_position_embeddings=4096, original_max_position_embeddings=512, tie_word_embeddings=False,
+        rope_parameters=long_rope(512))),
     'olmoe': ('OlmoeForCausalLM', lambda: config(
         'OlmoeConfig', intermediate_size=32, num_experts=8, num_experts_per_tok=3, tie_word_embeddings=False)),
 }
@@ -179,7 +207,9 @@ def random_weights(model, seed):
     random = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=random)
-        if weight.dim() >= 2:
+        if name.endswith('mamba.A_log'):  # decays over up to some tens of tokens
+            value = noise - 2
+        elif weight.dim() >= 2:
             value = noise / weight.shape[-1] ** 0.5
         elif ('norm' in name or 'scale' in name) and not name.endswith('bias'):
             value = weight.data + 0.2 * noise
@@ -192,6 +222,16 @@ def random_weights(model, seed):
         elif name.endswith('layer_scalar'):
             buffer.data = (1 + 0.2 * torch.randn(buffer.shape, generator=random)).half().float()
     model.tie_weights()
+
+
+def normalise_groups(model):
+    """Has Mamba-2 normalise each group by itself, as in the paper's code and in Zamba 2. The class of Granite normalises
+    all of them together, which is the same for published models: they have one group."""
+    from transformers.models.zamba2.modeling_zamba2 import Zamba2RMSNormGated
+    for module in model.modules():
+        if type(module).__name__ == 'GraniteMoeHybridMambaLayer':
+            width = module.intermediate_size
+            module.norm = Zamba2RMSNormGated(width, width // module.n_groups, module.layer_norm_epsilon)
 
 
 def byte_vocabulary(self):
@@ -226,6 +266,7 @@ def write(name, folder):
     for key, value in PUBLISHED.get(name, {}).items():
         setattr(settings, key, value)
     model = getattr(transformers, kind)(settings).float().eval()
+    normalise_groups(model)
     random_weights(model, seed=1 + sorted(MODELS).index(name))
     with torch.no_grad():
         logits = model(torch.tensor([tokens()])).logits[0].float().numpy()

@@ -25,8 +25,8 @@ class DecayMixer final : public StateMixer {
   std::span<const int> inputs() const override { return inputs_; }
   int output() const override { return inputs_[0]; }
   std::size_t state_bytes() const override { return static_cast<std::size_t>(inputs_[0]) * sizeof(Channel); }
-  int parts() const override { return (inputs_[0] + kPart - 1) / kPart; }
-  void advance(int part, const Rows& rows, std::byte* state) const override {
+  int parts(int /*step*/) const override { return (inputs_[0] + kPart - 1) / kPart; }
+  void advance(int /*step*/, int part, const Rows& rows, std::byte* state) const override {
     const int channels = inputs_[0];
     auto* const states = reinterpret_cast<Channel*>(state);
     for (int c = part * kPart; c < std::min(channels, (part + 1) * kPart); ++c) {

@@ -250,17 +250,20 @@ void CpuBackend::mix(int layer, std::span<const WeightId> parameters) {
   for (const WeightId parameter : parameters) vectors.push_back(weights_.vector(parameter));
   float* out = ensure(Activation::kAttention, mixer.output());
   const std::vector<BatchSequence>& sequences = pass_.batch->sequences;
-  const int parts = mixer.parts();
-  threads_.parallel_for(static_cast<int>(sequences.size()) * parts, [&](int task) {
-    const BatchSequence& sequence = sequences[static_cast<std::size_t>(task / parts)];
-    StateMixer::Rows rows;
-    rows.count = sequence.rows;
-    for (std::size_t i = 0; i < widths.size(); ++i)
-      rows.inputs[i] = tensor(kMixerInputs[i]).data.data() + product(sequence.first_row, widths[i]);
-    rows.parameters = vectors;
-    rows.output = out + product(sequence.first_row, mixer.output());
-    mixer.advance(task % parts, rows, sequence.states + sequence.layers[static_cast<std::size_t>(layer)].state);
-  });
+  for (int step = 0; step < mixer.steps(); ++step) {
+    const int parts = mixer.parts(step);
+    threads_.parallel_for(static_cast<int>(sequences.size()) * parts, [&](int task) {
+      const BatchSequence& sequence = sequences[static_cast<std::size_t>(task / parts)];
+      StateMixer::Rows rows;
+      rows.count = sequence.rows;
+      for (std::size_t i = 0; i < widths.size(); ++i)
+        rows.inputs[i] = tensor(kMixerInputs[i]).data.data() + product(sequence.first_row, widths[i]);
+      rows.parameters = vectors;
+      rows.output = out + product(sequence.first_row, mixer.output());
+      std::byte* const state = sequence.states + sequence.layers[static_cast<std::size_t>(layer)].state;
+      mixer.advance(step, task % parts, rows, state);
+    });
+  }
 }
 
 Backend::Outputs CpuBackend::outputs(const OutputWeights& weights) {

@@ -48,7 +48,7 @@ void PassTables::begin(const Backend::Pass& pass) {
     }
     for (std::size_t l = 0; l < sequence.layers.size(); ++l) {
       const LayerLanes& lanes = sequence.layers[l];
-      const auto rotation = static_cast<std::size_t>(shape_.layers[l].rotation);
+      const auto rotation = static_cast<std::size_t>(shape_.layers[l].rotation + sequence.rotation_shift);
       for (int t = 0; t < lanes.tables; ++t) {
         std::size_t& of_table = tables_[first + static_cast<std::size_t>(lanes.first_table + t)].rotation;
         if (of_table == PassTable::kNoRotation || shape_.rotations[rotation].dims > 0) of_table = rotation;

@@ -120,6 +120,7 @@ Status plan(PlanOptions options) {
   // Reads no tensor data: compares where tensors end with the file's size.
   if (const Status whole = gguf::File::open(options.model).status(); !whole.ok()) decision.refusal = whole;
   const int chunk = prompt_chunk(*policy, options.policy.empty() ? options.chunk : decision.chunk);
+  const std::string stored_as = codec_name(codec_for(config, shape.codec(), *policy, chunk, context));
   const KvMemory kv = plan_kv_memory(shape, *policy, {context, prompt, chunk, options.batch});
   const int rows = static_cast<int>(std::min<std::int64_t>(chunk, context));
   const std::uint64_t workspace = cpu_workspace_bytes(
@@ -134,7 +135,7 @@ Status plan(PlanOptions options) {
   const bool cap_would_shrink = options.policy.empty() && options.memory > others && total > options.memory;
   if (options.json) {
     Json out{{"policy", policy->traits().spec},
-             {"codec", codec_name(shape.codec())},
+             {"codec", stored_as},
              {"tokens", context},
              {"trained_context", config.context},
              {"prompt", prompt},
@@ -185,7 +186,7 @@ Status plan(PlanOptions options) {
   }
   std::string out = fmt::format("{} ({} of them a prompt read {} at a time), {}, policy {}, {} pages of {} tokens\n\n",
                                 counted(context, "token"), prompt, chunk, counted(options.batch, "sequence"),
-                                policy->traits().spec, codec_name(shape.codec()), shape.page.slots);
+                                policy->traits().spec, stored_as, shape.page.slots);
   out += fmt::format("  KV pages     {:>10} x {} bytes = {}\n", kv.pages, kv.page_bytes,
                      human_bytes(kv.pages * kv.page_bytes));
   if (kv.open_pages > 0)

@@ -75,7 +75,10 @@ Result<PlannedModel> plan_served_model(const ModelSettings& settings, std::uint6
       [&](const Backend::WorkspaceRequest& work) { return cpu_workspace_bytes(backend_shape(config), work, threads); }};
   KVASIR_ASSIGN_OR_RETURN(const std::vector<KvCodec> codecs, codecs_of(options));
   for (const KvCodec& codec : codecs)
-    if (codec != shape.codec()) conditions.others.push_back(shape.with(codec));
+    if (codec != shape.codec()) {
+      KVASIR_ASSIGN_OR_RETURN(KvCacheShape other, kv_cache_shape(config, codec_name(codec), options.page_slots));
+      conditions.others.push_back(std::move(other));
+    }
   KVASIR_ASSIGN_OR_RETURN(const CacheSize several, size_cache(conditions, spec, sequences_of(settings)));
   planned.size.workspace = buffers_of(options) + workspace_of(config, shape, *several.policy, several.chunk, threads);
   planned.size.kv = several.bytes;

@@ -7,14 +7,7 @@
 #include <vector>
 
 #include "base/check.h"
-
-// Wider vectors where the processor has them. The file is compiled without contraction, and each element has a sum of
-// its own, so that all give the same bits.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define KVASIR_WIDE_VECTORS __attribute__((target_clones("default", "arch=haswell", "arch=skylake-avx512")))
-#else
-#define KVASIR_WIDE_VECTORS
-#endif
+#include "model/mixers/elements.h"
 
 namespace kvasir {
 namespace {
@@ -40,14 +33,6 @@ KVASIR_WIDE_VECTORS void write_and_read(float* __restrict s, const float* __rest
       s[v] += key[k] * delta[v];
       out[v] += s[v] * query[k];
     }
-}
-
-float logistic(float x) {
-  return 1 / (1 + std::exp(-x));
-}
-
-float softplus(float x) {
-  return x > 20 ? x : std::log1p(std::exp(x));
 }
 
 void scale_to_length(float* x, int n, float eps, float length) {
@@ -81,7 +66,7 @@ std::size_t GatedDeltaNet::state_bytes() const {
   return static_cast<std::size_t>(sizes_.key_heads) * part_floats() * sizeof(float);
 }
 
-void GatedDeltaNet::advance(int part, const Rows& rows, std::byte* state) const {
+void GatedDeltaNet::advance(int /*step*/, int part, const Rows& rows, std::byte* state) const {
   const int key_dim = sizes_.key_dim, value_dim = sizes_.value_dim, before = sizes_.taps - 1;
   const int heads = heads_of_part(), own = part_channels(), keys = sizes_.key_heads * key_dim;
   float* const past = reinterpret_cast<float*>(state) + static_cast<std::size_t>(part) * part_floats();

@@ -30,8 +30,8 @@ class GatedDeltaNet final : public StateMixer {
   int output() const override { return sizes_.value_heads * sizes_.value_dim; }
   std::size_t state_bytes() const override;
   // One for each key head, with its value heads.
-  int parts() const override { return sizes_.key_heads; }
-  void advance(int part, const Rows& rows, std::byte* state) const override;
+  int parts(int /*step*/) const override { return sizes_.key_heads; }
+  void advance(int /*step*/, int part, const Rows& rows, std::byte* state) const override;
 
   int channels() const { return 2 * sizes_.key_heads * sizes_.key_dim + output(); }
 

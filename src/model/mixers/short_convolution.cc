@@ -20,7 +20,7 @@ std::size_t ShortConvolution::state_bytes() const {
   return static_cast<std::size_t>(width_) * static_cast<std::size_t>(taps_ - 1) * sizeof(float);
 }
 
-void ShortConvolution::advance(int part, const Rows& rows, std::byte* state) const {
+void ShortConvolution::advance(int /*step*/, int part, const Rows& rows, std::byte* state) const {
   const int before = taps_ - 1;
   auto* const past = reinterpret_cast<float*>(state);  // [width][taps - 1], oldest first
   for (int c = part * kPart; c < std::min(width_, (part + 1) * kPart); ++c) {

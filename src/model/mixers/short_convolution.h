@@ -20,8 +20,8 @@ class ShortConvolution final : public StateMixer {
   std::span<const int> inputs() const override { return inputs_; }
   int output() const override { return width_; }
   std::size_t state_bytes() const override;
-  int parts() const override { return (width_ + kPart - 1) / kPart; }
-  void advance(int part, const Rows& rows, std::byte* state) const override;
+  int parts(int /*step*/) const override { return (width_ + kPart - 1) / kPart; }
+  void advance(int /*step*/, int part, const Rows& rows, std::byte* state) const override;
 
  private:
   static constexpr int kPart = 256;  // channels
