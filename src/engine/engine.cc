@@ -52,7 +52,8 @@ class EngineImpl final : public Engine {
                 model_->config.governed().kv_heads,
                 model_->sampling,
                 model_->config.width,
-                model_->config.pooling};
+                model_->config.pooling,
+                summaries_of(model_->adapters)};
   }
 
   const ModelSummary& model() const override { return summary_; }
@@ -67,6 +68,15 @@ class EngineImpl final : public Engine {
         place->bytes = std::min(place->bytes, ceiling);
       return plan_request(request, shape, *place, model_->config.context);
     });
+  }
+
+  Status set_lora(const std::vector<AdapterScale>& scales) override {
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<AppliedAdapter> applied, apply_adapters(model_->adapters, scales));
+    for (Adapter& adapter : model_->adapters) adapter.scale = 0;
+    for (const AppliedAdapter& each : applied)
+      model_->adapters[static_cast<std::size_t>(each.number)].scale = each.scale;
+    summary_.adapters = summaries_of(model_->adapters);
+    return {};
   }
 
   Result<LoadedSession> load_session(const std::string& path, int sequences) override {
@@ -143,6 +153,7 @@ class EngineImpl final : public Engine {
     EngineReport report;
     report.cache = cache();
     for (const KvCodec& codec : cache_.codecs()) report.codecs.push_back(codec_name(codec));
+    for (const Adapter& adapter : model_->adapters) report.adapter_bytes += adapter.bytes;
     if (swap_ != nullptr) report.swap = {.capacity = swap_->capacity(), .method = swap_->method()};
     for (const std::unique_ptr<BlobStore>& store : stores_) {
       const BlobUsage usage = store->usage();
@@ -200,6 +211,7 @@ class EngineImpl final : public Engine {
 
   Result<std::unique_ptr<Session>> start_session(const SessionOptions& options) {
     KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, cache_.shape_of(options.codec));
+    KVASIR_ASSIGN_OR_RETURN(std::vector<AppliedAdapter> adapters, apply_adapters(model_->adapters, options.lora));
     KVASIR_ASSIGN_OR_RETURN(CacheSize place,
                             cache_.find_place(options.policy, options.protect, shape, options.sequences));
     if (place.policy->as<DropsThoughts>())
@@ -207,7 +219,7 @@ class EngineImpl final : public Engine {
                          place.policy->traits().spec)
           .about({"policy"});
     KVASIR_RETURN_IF_ERROR(cache_.ensure_cache(place.bytes));
-    return make_session(runner(), std::move(place.policy), place.chunk, shape.codec());
+    return make_session(runner(), std::move(place.policy), place.chunk, shape.codec(), std::move(adapters));
   }
 
   // Takes a request that continues a session.
@@ -242,6 +254,11 @@ class EngineImpl final : public Engine {
         return invalid_argument("the session is stored in the KV codec '{}', not '{}'; name that one or none",
                                 codec_name(sequence.shape().codec()), codec_name(asked.codec()))
             .about({"codec"});
+    }
+    if (options.lora) {
+      KVASIR_ASSIGN_OR_RETURN(const std::vector<AppliedAdapter> asked, apply_adapters(model_->adapters, options.lora));
+      if (!std::ranges::equal(asked, sequence.adapters()))
+        return invalid_argument("the session runs with other adapters or scales; name its own or none").about({"lora"});
     }
     KVASIR_ASSIGN_OR_RETURN(RequestText text, base->begin(options));
     KVASIR_RETURN_IF_ERROR(compile_grammar(*model_, options, text));
