@@ -138,7 +138,7 @@ RequestOptions asking(const Chosen& lora, std::uint64_t seed = 5) {
 }
 
 // The results of requests that run side by side.
-std::vector<GenerateResult> run_all(Engine& engine, const std::vector<RequestOptions>& requests) {
+std::vector<GenerateResult> run_all_asked(Engine& engine, const std::vector<RequestOptions>& requests) {
   std::map<RequestId, std::size_t> numbers;
   for (const RequestOptions& request : requests) {
     const auto id = engine.submit(request);
@@ -158,8 +158,8 @@ std::vector<GenerateResult> run_all(Engine& engine, const std::vector<RequestOpt
   return results;
 }
 
-GenerateResult run_one(Engine& engine, const RequestOptions& request) {
-  return run_all(engine, {request}).front();
+GenerateResult run_asked(Engine& engine, const RequestOptions& request) {
+  return run_all_asked(engine, {request}).front();
 }
 
 std::vector<double> probabilities(const GenerateResult& result) {
@@ -178,12 +178,12 @@ TEST(AdapterRequests, ChooseTheirAdapters) {
                                      std::vector<AdapterScale>{{1, 1}}, std::vector<AdapterScale>{{0, 1}, {1, 0.25F}}};
   std::vector<RequestOptions> requests;
   for (const Chosen& kind : kinds) requests.push_back(asking(kind));
-  const std::vector<GenerateResult> together = run_all(*engine, requests);
+  const std::vector<GenerateResult> together = run_all_asked(*engine, requests);
   for (std::size_t i = 0; i < kinds.size(); ++i) {
     const auto fresh = open_llama({{adapter_of("llama")}, {adapter_of("llama"), 0}});
-    EXPECT_EQ(probabilities(run_one(*fresh, requests[i])), probabilities(together[i])) << i;
+    EXPECT_EQ(probabilities(run_asked(*fresh, requests[i])), probabilities(together[i])) << i;
   }
-  EXPECT_EQ(probabilities(together[1]), probabilities(run_one(*plain, asking(std::nullopt))));
+  EXPECT_EQ(probabilities(together[1]), probabilities(run_asked(*plain, asking(std::nullopt))));
   EXPECT_EQ(probabilities(together[0]), probabilities(together[3]));  // the same file
   EXPECT_NE(probabilities(together[0]), probabilities(together[1]));
   EXPECT_NE(probabilities(together[0]), probabilities(together[2]));
@@ -192,20 +192,20 @@ TEST(AdapterRequests, ChooseTheirAdapters) {
 
 TEST(AdapterRequests, DefaultsCanBeChanged) {
   const auto engine = open_llama({{adapter_of("llama"), 0}});
-  const std::vector<double> without = probabilities(run_one(*engine, asking(std::nullopt)));
-  const std::vector<double> half = probabilities(run_one(*engine, asking(std::vector<AdapterScale>{{0, 0.5F}})));
+  const std::vector<double> without = probabilities(run_asked(*engine, asking(std::nullopt)));
+  const std::vector<double> half = probabilities(run_asked(*engine, asking(std::vector<AdapterScale>{{0, 0.5F}})));
   EXPECT_NE(without, half);
   ASSERT_TRUE(engine->set_lora({{0, 0.5F}}).ok());
   EXPECT_EQ(engine->model().adapters[0].scale, 0.5F);
-  EXPECT_EQ(probabilities(run_one(*engine, asking(std::nullopt))), half);
+  EXPECT_EQ(probabilities(run_asked(*engine, asking(std::nullopt))), half);
   ASSERT_TRUE(engine->set_lora({}).ok());
-  EXPECT_EQ(probabilities(run_one(*engine, asking(std::nullopt))), without);
+  EXPECT_EQ(probabilities(run_asked(*engine, asking(std::nullopt))), without);
   EXPECT_FALSE(engine->set_lora({{1, 1}}).ok());
 }
 
 TEST(AdapterRequests, PrefixesAreOfTheSameAdaptersAndScalesAlone) {
   const auto engine = open_llama({{adapter_of("llama")}, {adapter_of("llama")}});
-  const auto cached = [&](const Chosen& lora) { return run_one(*engine, asking(lora)).cached; };
+  const auto cached = [&](const Chosen& lora) { return run_asked(*engine, asking(lora)).cached; };
   const Chosen none = std::vector<AdapterScale>{}, first = std::vector<AdapterScale>{{0, 1}},
                half = std::vector<AdapterScale>{{0, 0.5F}}, both = std::nullopt;
   EXPECT_EQ(cached(none), 0);
@@ -225,9 +225,9 @@ TEST(AdapterRequests, PrefixesChangeNoBit) {
   for (const char* policy : {"full", "streaming:sinks=4,window=40"}) {
     RequestOptions request = asking(std::vector<AdapterScale>{{0, 0.5F}});
     request.policy = policy;
-    const auto engine = open_llama({{adapter_of("llama")}});
-    const GenerateResult cold = run_one(*engine, request);
-    const GenerateResult warm = run_one(*engine, request);
+    const auto engine = open_llama({{adapter_of("llama")}}, {.chunk = 32});
+    const GenerateResult cold = run_asked(*engine, request);
+    const GenerateResult warm = run_asked(*engine, request);
     EXPECT_GT(warm.cached, 0) << policy;
     EXPECT_EQ(probabilities(warm), probabilities(cold)) << policy;
   }
@@ -247,12 +247,12 @@ TEST(AdapterRequests, PrefixesOnDiskAreOfTheSameAdaptersAndScalesAlone) {
   std::vector<double> cold;
   {
     const auto engine = open_llama({{adapter_of("llama")}}, {.prefix_dir = folder.string()});
-    cold = probabilities(run_one(*engine, asked(half)));
+    cold = probabilities(run_asked(*engine, asked(half)));
     while (engine->settling()) ASSERT_TRUE(engine->poll().ok());
   }
   const auto engine = open_llama({{adapter_of("llama")}}, {.prefix_dir = folder.string()});
-  EXPECT_EQ(run_one(*engine, asked(whole)).cached, 0);
-  const GenerateResult warm = run_one(*engine, asked(half));
+  EXPECT_EQ(run_asked(*engine, asked(whole)).cached, 0);
+  const GenerateResult warm = run_asked(*engine, asked(half));
   EXPECT_EQ(warm.cached_from, "disk");
   EXPECT_EQ(probabilities(warm), cold);
   std::filesystem::remove_all(folder);
@@ -273,8 +273,8 @@ TEST(AdapterRequests, UnknownAdaptersAreRefused) {
     EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
     EXPECT_NE(refused.status().message().find(message), std::string::npos) << refused.status().message();
   }
-  const GenerateResult by_id = run_one(*engine, asking(std::vector<AdapterScale>{{0, 0.5F}}));
-  const GenerateResult by_name = run_one(*engine, asking(std::vector<AdapterScale>{{7, 0.5F, name}}));
+  const GenerateResult by_id = run_asked(*engine, asking(std::vector<AdapterScale>{{0, 0.5F}}));
+  const GenerateResult by_name = run_asked(*engine, asking(std::vector<AdapterScale>{{7, 0.5F, name}}));
   EXPECT_EQ(probabilities(by_name), probabilities(by_id));
   EXPECT_EQ(by_name.cached, 96);
 }
@@ -316,7 +316,7 @@ TEST(AdapterSessions, KeepTheirAdapters) {
   request.lora = std::vector<AdapterScale>{{0, 1}};
   EXPECT_FALSE(engine->submit(request).ok());
   request.lora = std::vector<AdapterScale>{{0, 0.5F}};
-  EXPECT_EQ(probabilities(run_one(*engine, request)), expected);
+  EXPECT_EQ(probabilities(run_asked(*engine, request)), expected);
 }
 
 }  // namespace

@@ -175,6 +175,12 @@ void CpuAdapters::add(const float* x, int inputs, std::span<const Product> produ
       [&](const Sum& sum, int tile, int row) { add_up(sum, tile, row); });
 }
 
+std::uint64_t CpuAdapters::loaded_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const auto& adapter : adapters_) bytes += adapter->data.bytes();
+  return bytes;
+}
+
 std::uint64_t CpuAdapters::workspace_bytes(int ranks, int rows) {
   return product(rows, ranks) * kMostProducts * sizeof(float);
 }

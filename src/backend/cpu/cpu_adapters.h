@@ -49,6 +49,7 @@ class CpuAdapters {
   // Bytes that passes of up to `rows` rows take.
   static std::uint64_t workspace_bytes(int ranks, int rows);
   std::uint64_t allocated_bytes() const { return low_.bytes(); }
+  std::uint64_t loaded_bytes() const;
 
  private:
   struct Pair {

@@ -60,6 +60,7 @@ class CpuBackend final : public Backend {
   std::uint64_t workspace_bytes(const WorkspaceRequest& request) const override;
   // Bytes of all buffers that workspace_bytes plans, as they stand.
   std::uint64_t allocated_workspace() const;
+  std::uint64_t allocated_adapters() const { return adapters_.loaded_bytes(); }
 
  private:
   struct Job {
