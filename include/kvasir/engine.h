@@ -53,6 +53,17 @@ struct BeamResult {
   FinishReason finish_reason = FinishReason::kLength;
 };
 
+// A LoRA adapter that is loaded. Its id is its place in the list.
+struct AdapterSummary {
+  std::string name;           // general.name of its file, or the file's name
+  std::string path;           // as in EngineOptions::lora
+  std::string task;           // adapter.lora.task_name of its file; may be empty
+  std::string prompt_prefix;  // adapter.lora.prompt_prefix, what prompts should begin with; may be empty
+  float scale = 1;            // of texts that do not choose
+  int rank = 0;               // the largest
+  std::uint64_t bytes = 0;    // allocated
+};
+
 struct ModelSummary {
   std::string name;
   std::string architecture;
@@ -68,6 +79,7 @@ struct ModelSummary {
   SamplingOptions sampling;            // recommended by the file (general.sampling.*); defaults for the rest
   int width = 0;                       // of hidden states
   Pooling pooling = Pooling::kNone;    // for which the model was trained; kNone: the file names none that is supported
+  std::vector<AdapterSummary> adapters = {};
 };
 
 class Session {
@@ -150,6 +162,10 @@ class Engine {
   // time once a first session or request has made the cache. Errors: kInvalidArgument (the policy, figures out of
   // range). A request that can never fit is not an error: see RequestPlan::refusal.
   virtual Result<RequestPlan> plan(const PlanRequest& request) const = 0;
+
+  // Sets the scales of LoRA adapters for texts that begin from now on and do not choose, as if EngineOptions::lora had
+  // had them; those of adapters that are not named become 0. Errors: kInvalidArgument for an adapter that there is not.
+  virtual Status set_lora(const std::vector<AdapterScale>& scales) = 0;
 
   // Creates a session. All sessions and forks share one cache. Without EngineOptions::kv_memory the first session's
   // policy sizes it for that session alone; set kv_memory to hold several. Errors: kInvalidArgument (the policy, or

@@ -29,7 +29,8 @@ inline constexpr std::size_t kMostBadWords = 128;
 inline constexpr std::size_t kLongestBadWord = 256;  // bytes
 inline constexpr std::size_t kMostBiases = 1024;     // tokens of logit_bias
 inline constexpr int kMaxPenaltyWindow = 65536;      // tokens
-inline constexpr int kMostDryLength = 1024;          // tokens
+inline constexpr std::size_t kMostAdapters = 64;
+inline constexpr int kMostDryLength = 1024;  // tokens
 
 struct SamplingOptions {
   float temperature = 0.8F;  // 0: greedy; up to 100
@@ -87,9 +88,25 @@ struct SchedulerOptions {
   int side_by_side = 16;
 };
 
+// A LoRA adapter to load: a GGUF file that llama.cpp's convert_lora_to_gguf.py wrote for the model.
+struct AdapterFile {
+  std::string path;
+  float scale = 1;  // of texts that do not choose; 0: they run without it
+};
+
+// An adapter that a text runs with.
+struct AdapterScale {
+  int id = 0;             // its place in EngineOptions::lora
+  float scale = 1;        // 0: without it
+  std::string name = {};  // in place of `id`, unless empty: AdapterSummary::name
+};
+
 // Options of an Engine: one model, one KV pool, one set of threads.
 struct EngineOptions {
-  std::string model;         // path of a GGUF file, or of any part of a split one
+  std::string model;  // path of a GGUF file, or of any part of a split one
+  // LoRA adapters, at most kMostAdapters. They are never merged into the weights: each text chooses, and texts that run
+  // with different ones share passes.
+  std::vector<AdapterFile> lora;
   int threads = 0;           // 0: one per core this process may use
   std::string isa = "auto";  // kernels: auto, generic, avx2, avx512, amx
   // Folder for a file of the packed weights. It is written once; later engines map it and share its memory. Empty: each
@@ -144,6 +161,8 @@ struct SessionOptions {
   std::int64_t protect = 0;
   std::string codec;  // of the pages: the engine's kv_type or one of its kv_types; empty: kv_type. With ",rope=long",
                       // the angles for long texts, whatever the length (docs/models.md, "Two sets of angles")
+  // The LoRA adapters that the text runs with, each once; others not at all. nullopt: all, with their scales.
+  std::optional<std::vector<AdapterScale>> lora;
   int sequences =
       1;  // samples or beams that will run side by side: the first session sizes the cache for them and itself; 1 to 65
 };

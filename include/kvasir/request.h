@@ -117,6 +117,8 @@ struct RequestOptions {
   // As SessionOptions::protect; a session keeps its own. For a chat: PromptTokens::system_tokens.
   std::int64_t protect = 0;
   std::string codec;  // as SessionOptions::codec
+  // As SessionOptions::lora; a session keeps its own.
+  std::optional<std::vector<AdapterScale>> lora;
   // Where dropped tokens go, overriding the policy's spec: "q4", "file", "q4,file", "off" (docs/policies/demotion.md);
   // empty: as the spec says.
   std::string demote;

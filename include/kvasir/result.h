@@ -149,6 +149,7 @@ struct EngineReport {
   std::vector<KvPageReport> pages;
   std::vector<std::string> codecs;     // available to requests, the default first
   std::uint64_t page_bytes = 0;        // charged for one page of the default codec
+  std::uint64_t adapter_bytes = 0;     // allocated for LoRA adapters, outside the KV budget
   int page_slots = 0;                  // tokens per page
   int lanes = 0;                       // pages per column, over all layers and heads
   std::int64_t passes = 0;             // forward passes for requests

@@ -75,13 +75,14 @@ struct LayerShape {
   int group() const { return heads / kv_heads; }
 };
 
-// Sizes of a model that operations depend on.
+// Sizes of a model, and of the adapters loaded for it, that operations depend on.
 struct BackendShape {
   int width = 0;
   int vocabulary = 0;
   int per_layer = 0;  // numbers that each layer takes of a row of kPerLayer; 0: there is none
   std::vector<Rotation> rotations;  // that layers name, perhaps followed by others in their place for some sequences
   std::vector<LayerShape> layers;
+  int adapter_ranks = 0;  // sum over adapters of the largest rank of each
 };
 
 enum class WeightId : std::uint32_t {};
@@ -95,6 +96,15 @@ struct WeightPart {
   bool is_vector = false;
   RowOrder order;                    // which row of `bytes` is which output
   std::span<const std::byte> bytes;  // rows as in the file
+};
+
+// What an adapter adds to products with one matrix (LoRA; Hu et al., arXiv 2106.09685): factor * scale * B (A x), where
+// the scale is the sequence's (AppliedAdapter).
+struct LowRankPart {
+  WeightId matrix = kNoWeight;
+  float factor = 1;
+  WeightPart a;  // [rank, inputs of the matrix]
+  WeightPart b;  // [outputs of the matrix, rank]; its rows have the matrix's order
 };
 
 enum class Activation : int {
@@ -144,6 +154,14 @@ class Backend {
   // Locks what was loaded in memory, so that it is never paged out. Errors: kResourceExhausted.
   virtual Status lock_weights() { return {}; }
 
+  // -- Adapters --
+
+  // Bytes that load_adapter would allocate.
+  virtual std::uint64_t adapter_bytes(std::span<const LowRankPart> parts) const = 0;
+  // Loads one more adapter: its number is the count of those before it. Each matrix at most once. `parts` are not used
+  // after the call. REQUIRES: load() was called; ranks as BackendShape::adapter_ranks says. Errors: kResourceExhausted.
+  virtual Status load_adapter(std::span<const LowRankPart> parts) = 0;
+
   // -- Pages --
 
   // Returns a new store of pages for a cache of this model. The backend must outlive it.
@@ -175,7 +193,7 @@ class Backend {
     WeightId bias = kNoWeight;  // or none
     Activation to = Activation::kProjected;
   };
-  // to = matrix * from + bias, for each product.
+  // to = matrix * from + bias, for each product; plus what the adapters of a row's sequence add, one after the other.
   virtual void multiply(Activation from, std::span<const Product> products) = 0;
 
   // A matrix for each of some heads: those of head h are `first` plus h.
@@ -247,7 +265,7 @@ class Backend {
     float softcap = 0;  // then logits become softcap * tanh(logit / softcap); 0: they stay
   };
   // Hidden states: the norm (as rms_norm, or layer_norm) of rows of kResidual. Logits: the output matrix times hidden
-  // states. Overwrites kResidual.
+  // states, as multiply, then scaled. Overwrites kResidual.
   virtual Outputs outputs(const OutputWeights& weights) = 0;
 
   // -- Memory --

@@ -107,6 +107,13 @@ struct BatchTable {
   }
 };
 
+// A loaded adapter (Backend::load_adapter) that a sequence's rows run with.
+struct AppliedAdapter {
+  int number = 0;   // of the adapter, in the order of loading
+  float scale = 1;  // of what it adds; never 0
+  bool operator==(const AppliedAdapter&) const = default;
+};
+
 class AttentionListener;
 class EntrySelector;
 class OffloadedPages;
@@ -128,8 +135,10 @@ struct BatchSequence {
   int rows = 0;
   std::size_t first_table = 0;
   int tables = 1;
-  std::span<const LayerLanes> layers;     // [layers of the model]
-  int rotation_shift = 0;                 // added to LayerShape::rotation of all layers
+  std::span<const LayerLanes> layers;  // [layers of the model]
+  int rotation_shift = 0;              // added to LayerShape::rotation of all layers
+  // What its rows run with, in the order in which it is added; empty: the model alone.
+  std::span<const AppliedAdapter> adapters;
   int logits = 0;                         // how many of the last rows have their logits wanted
   int hidden = 0;                         // how many of the last rows have their hidden states wanted; 0 with logits
   AttentionListener* listener = nullptr;  // optional; observes the attention of this sequence

@@ -94,6 +94,7 @@ namespace {
 
 void add_model_and_kernels(CLI::App& command, EngineOptions& options) {
   add_model_option(command, options.model);
+  add_lora_option(command, options.lora);
   command.add_option("-t,--threads", options.threads, "Threads; 0: one per core")
       ->capture_default_str()
       ->envname("KVASIR_THREADS");

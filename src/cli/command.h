@@ -64,7 +64,9 @@ Status add_demote_dir(const std::string& policy, EngineOptions& options);
 // Adds --demote to a policy, then acts as add_demote_dir(). Errors: kInvalidArgument if there is no policy to add it
 // to.
 Status apply_demote(const std::string& demote, std::string& policy, EngineOptions& options);
-void add_engine_options(CLI::App& command, EngineOptions& options);  // -m, -t, --isa, --kv-type, --page
+// Adds --lora FILE[:SCALE], which may be repeated.
+CLI::Option* add_lora_option(CLI::App& command, std::vector<AdapterFile>& adapters);
+void add_engine_options(CLI::App& command, EngineOptions& options);  // -m, --lora, -t, --isa, --kv-type, --page
 // As above, with --kv-type repeatable.
 void add_engine_options(CLI::App& command, EngineOptions& options, std::vector<std::string>& kv_types);
 void add_chunk_option(CLI::App& command, EngineOptions& options);      // --chunk

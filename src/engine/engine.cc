@@ -52,7 +52,8 @@ class EngineImpl final : public Engine {
                 model_->config.governed().kv_heads,
                 model_->sampling,
                 model_->config.width,
-                model_->config.pooling};
+                model_->config.pooling,
+                summaries_of(model_->adapters)};
   }
 
   const ModelSummary& model() const override { return summary_; }
@@ -69,6 +70,15 @@ class EngineImpl final : public Engine {
       plan.codec = codec_name(codec_for(model_->config, shape.codec(), *place->policy, place->chunk, plan.tokens));
       return plan;
     });
+  }
+
+  Status set_lora(const std::vector<AdapterScale>& scales) override {
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<AppliedAdapter> applied, apply_adapters(model_->adapters, scales));
+    for (Adapter& adapter : model_->adapters) adapter.scale = 0;
+    for (const AppliedAdapter& each : applied)
+      model_->adapters[static_cast<std::size_t>(each.number)].scale = each.scale;
+    summary_.adapters = summaries_of(model_->adapters);
+    return {};
   }
 
   Result<LoadedSession> load_session(const std::string& path, int sequences) override {
@@ -145,6 +155,7 @@ class EngineImpl final : public Engine {
     EngineReport report;
     report.cache = cache();
     for (const KvCodec& codec : cache_.codecs()) report.codecs.push_back(codec_name(codec));
+    for (const Adapter& adapter : model_->adapters) report.adapter_bytes += adapter.bytes;
     if (swap_ != nullptr) report.swap = {.capacity = swap_->capacity(), .method = swap_->method()};
     for (const std::unique_ptr<BlobStore>& store : stores_) {
       const BlobUsage usage = store->usage();
@@ -202,6 +213,7 @@ class EngineImpl final : public Engine {
 
   Result<std::unique_ptr<Session>> start_session(const SessionOptions& options) {
     KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, cache_.shape_of(options.codec));
+    KVASIR_ASSIGN_OR_RETURN(std::vector<AppliedAdapter> adapters, apply_adapters(model_->adapters, options.lora));
     KVASIR_ASSIGN_OR_RETURN(CacheSize place,
                             cache_.find_place(options.policy, options.protect, shape, options.sequences));
     if (place.policy->as<DropsThoughts>())
@@ -210,7 +222,7 @@ class EngineImpl final : public Engine {
           .about({"policy"});
     KVASIR_RETURN_IF_ERROR(cache_.ensure_cache(place.bytes));
     const KvCodec codec = codec_for(model_->config, shape.codec(), *place.policy, place.chunk);
-    return make_session(runner(), std::move(place.policy), place.chunk, codec);
+    return make_session(runner(), std::move(place.policy), place.chunk, codec, std::move(adapters));
   }
 
   // Takes a request that continues a session.
@@ -248,6 +260,11 @@ class EngineImpl final : public Engine {
         return invalid_argument("the session is stored in the KV codec '{}', not '{}'; name that one or none",
                                 codec_name(sequence.shape().codec()), codec_name(asked.codec()))
             .about({"codec"});
+    }
+    if (options.lora) {
+      KVASIR_ASSIGN_OR_RETURN(const std::vector<AppliedAdapter> asked, apply_adapters(model_->adapters, options.lora));
+      if (!std::ranges::equal(asked, sequence.adapters()))
+        return invalid_argument("the session runs with other adapters or scales; name its own or none").about({"lora"});
     }
     KVASIR_ASSIGN_OR_RETURN(RequestText text, base->begin(options));
     KVASIR_RETURN_IF_ERROR(compile_grammar(*model_, options, text));

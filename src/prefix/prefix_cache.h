@@ -35,10 +35,11 @@
 namespace kvasir {
 
 struct PrefixQuery {
-  PrefixSpace space() const { return {salt, codec}; }
+  PrefixSpace space() const { return {salt, codec, adapters}; }
 
   std::string_view salt;
   std::string_view codec;           // see PrefixSpace
+  std::string_view adapters;        // the same
   std::string_view lineage;         // of snapshots
   std::span<const TokenId> tokens;  // the text
   std::int64_t most_exact = 0;      // most tokens that exact pages may replace

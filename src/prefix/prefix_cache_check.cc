@@ -19,7 +19,7 @@ void PrefixCache::set_listener(PrefixListener* listener) {
 
 void PrefixCache::tell_stored(const Node& node) const {
   listener_->stored(node.hash, node.parent == nullptr ? 0 : node.parent->hash, node.tokens, node.root->salt,
-                    node.root->codec);
+                    node.root->codec, node.root->adapters);
 }
 
 void PrefixCache::count_references(PageCounts& references) const {

@@ -17,9 +17,11 @@ std::uint64_t hash_tokens(std::span<const TokenId> tokens, std::uint64_t seed) {
   return std::max<std::uint64_t>(hash64(std::as_bytes(tokens), seed), 1);
 }
 
-// No codec's name has a NUL.
+// No name of a codec or of adapters has a NUL.
 std::string key_of(const PrefixSpace& space) {
   std::string key(space.codec);
+  key += '\0';
+  key += space.adapters;
   key += '\0';
   key += space.salt;
   return key;
@@ -65,7 +67,8 @@ std::span<const TokenId> PrefixTree::block(std::span<const TokenId> tokens, std:
 
 std::uint64_t PrefixTree::root_hash(const PrefixSpace& space) {
   const std::uint64_t hash = hash64(std::as_bytes(std::span(space.salt)));
-  return space.codec.empty() ? hash : hash64(std::as_bytes(std::span(space.codec)), hash);
+  const std::uint64_t in_codec = space.codec.empty() ? hash : hash64(std::as_bytes(std::span(space.codec)), hash);
+  return space.adapters.empty() ? in_codec : hash64(std::as_bytes(std::span(space.adapters)), in_codec);
 }
 
 const PrefixTree::Root* PrefixTree::root_of(const PrefixSpace& space) const {
@@ -79,6 +82,7 @@ PrefixTree::Root& PrefixTree::make_root(const PrefixSpace& space, int tenant) {
     root = std::make_unique<Root>();
     root->salt = space.salt;
     root->codec = space.codec;
+    root->adapters = space.adapters;
     root->tenant = tenant;
     root->hash = root_hash(space);
   }
@@ -127,7 +131,7 @@ void PrefixTree::remove_if_bare(Node* node, PrefixMiss why) {
     if (why != PrefixMiss::kNone) gone_.remember(node->hash, why);
     nodes_.erase(node->hash);
     give_back(node_bytes());
-    if (--root->nodes == 0) remove_if_empty({root->salt, root->codec});
+    if (--root->nodes == 0) remove_if_empty(root->space());
     node = parent;
   }
 }

@@ -35,12 +35,14 @@ class PrefixSnapshot {
 
 // Texts of different spaces share nothing.
 struct PrefixSpace {
-  PrefixSpace(std::string_view of_salt = {}, std::string_view of_codec = {}) : salt(of_salt), codec(of_codec) {}
+  PrefixSpace(std::string_view of_salt = {}, std::string_view of_codec = {}, std::string_view of_adapters = {})
+      : salt(of_salt), codec(of_codec), adapters(of_adapters) {}
   PrefixSpace(const std::string& of_salt) : salt(of_salt) {}
   PrefixSpace(const char* of_salt) : salt(of_salt) {}
 
   std::string_view salt;
-  std::string_view codec;  // of the pages: any name that identifies one, without a NUL. Empty: the cache's own
+  std::string_view codec;     // of the pages: any name that identifies one, without a NUL. Empty: the cache's own
+  std::string_view adapters;  // that the texts run with: as codec. Empty: none
 };
 
 class PrefixTree {
@@ -49,6 +51,9 @@ class PrefixTree {
   struct Root {
     std::string salt;
     std::string codec;
+    std::string adapters;
+    PrefixSpace space() const { return {salt, codec, adapters}; }
+
     std::uint64_t hash = 0;
     std::int64_t nodes = 0;
     int tenant = 0;
@@ -150,7 +155,7 @@ class PrefixTree {
   std::size_t lanes_;
   MemoryCharge charge_;
   std::uint64_t numbers_ = 0;
-  std::unordered_map<std::string, std::unique_ptr<Root>> roots_;  // by codec and salt
+  std::unordered_map<std::string, std::unique_ptr<Root>> roots_;  // by codec, adapters and salt
   std::unordered_map<std::uint64_t, std::unique_ptr<Node>> nodes_;
   GoneBlocks gone_;
 };

@@ -96,6 +96,7 @@ PrefixQuery PrefixStore::query_of(const PrefixUse& use, const PrefixText& text, 
   PrefixQuery query;
   query.salt = use.salt;
   query.codec = codec_name_of(codec_of(use));
+  query.adapters = use.adapter_key;
   query.lineage = lineage;
   query.tokens = text.tokens.first(static_cast<std::size_t>(known));
   query.most_exact = std::min({policy.exact_prefix(text.prompt), known - 1, model_->config.context});
@@ -123,7 +124,9 @@ std::int64_t PrefixStore::most_exact(const PrefixUse& use, const PrefixText& tex
 
 std::int64_t PrefixStore::will_find(const PrefixUse& use, const PrefixText& text, const PrefixUse& other_use,
                                     const PrefixText& other, std::int64_t common) const {
-  if (use.bypass || other_use.bypass || use.salt != other_use.salt || codec_of(use) != codec_of(other_use)) return 0;
+  if (use.bypass || other_use.bypass || use.salt != other_use.salt || codec_of(use) != codec_of(other_use) ||
+      use.adapter_key != other_use.adapter_key)
+    return 0;
   const PrefixQuery query = query_of(use, text, {});
   common = std::min({common, query.most_exact, other.policy->exact_prefix(other.prompt)});
   // Pages are left only at chunk ends at which no window has given any back.
@@ -160,7 +163,7 @@ PrefixStore::Start PrefixStore::start(const PrefixUse& use, const PrefixText& te
     // Making room for the tables may evict these blocks, but does not free their pages.
     PageRefs held(&kv_->pool());
     held.add(cache_.pages(query, match.tokens));
-    start.sequence = adopt(text, codec_of(use), held.ids(), match.tokens);
+    start.sequence = adopt(use, text, held.ids(), match.tokens);
     if (start.sequence == nullptr) return start;
   }
   start.miss = miss;
@@ -170,9 +173,9 @@ PrefixStore::Start PrefixStore::start(const PrefixUse& use, const PrefixText& te
 }
 
 // Returns a sequence in the state that a cold run would have left; null if there is no room for its tables.
-std::unique_ptr<Sequence> PrefixStore::adopt(const PrefixText& text, const KvCodec& codec,
+std::unique_ptr<Sequence> PrefixStore::adopt(const PrefixUse& use, const PrefixText& text,
                                              std::span<const PageId> pages, std::int64_t tokens) const {
-  auto sequence = std::make_unique<Sequence>(model_, kv_, text.policy->clone(), codec);
+  auto sequence = std::make_unique<Sequence>(model_, kv_, text.policy->clone(), codec_of(use), use.adapters);
   if (!sequence->mutable_tables().adopt(pages).ok()) return nullptr;
   RetentionPolicy& policy = sequence->mutable_policy();
   const int tables = sequence->tables().governed_tables();
@@ -255,19 +258,25 @@ StoredSnapshots PrefixStore::stored_snapshots(const PrefixUse& use, const Prefix
   return stored;
 }
 
+Hash128 PrefixStore::stored_lineage(const PrefixUse& use, std::string_view lineage) const {
+  const KvCacheShape shape = kv_->shape().with(codec_of(use));
+  if (use.adapter_key.empty()) return image_lineage(*model_, shape, lineage);
+  return image_lineage(*model_, shape, fmt::format("{}\n{}", lineage, use.adapter_key));
+}
+
 BlobKey PrefixStore::snapshot_key(const PrefixUse& use, const PrefixText& text, std::int64_t tokens) const {
-  BlobKey key = text_key(image_lineage(*model_, kv_->shape().with(codec_of(use)), lineage_of(text)), use.salt,
-                         text.tokens.first(static_cast<std::size_t>(tokens)));
+  BlobKey key =
+      text_key(stored_lineage(use, lineage_of(text)), use.salt, text.tokens.first(static_cast<std::size_t>(tokens)));
   key.order = static_cast<std::uint32_t>(std::min<std::int64_t>(tokens, std::numeric_limits<std::int32_t>::max()));
   return key;
 }
 
 bool PrefixStore::add_stored(const PrefixUse& use, const RetentionPolicy& policy, const std::string& lineage,
                              std::span<const TokenId> text, std::span<const std::byte> image) {
-  const BlobKey key = text_key(image_lineage(*model_, kv_->shape().with(codec_of(use)), lineage), use.salt, text);
+  const BlobKey key = text_key(stored_lineage(use, lineage), use.salt, text);
   const Result<ImageParts> parts = read_image(key, text, image);
   if (!parts.ok() || !kv_->budget().make_available(parts->pages.size() + parts->state.size())) return false;
-  auto sequence = restore_image(*parts, std::ssize(text), model_, kv_, policy.clone(), codec_of(use));
+  auto sequence = restore_image(*parts, std::ssize(text), model_, kv_, policy.clone(), codec_of(use), use.adapters);
   if (!sequence.ok()) return false;
   cache_.add_snapshot(space_of(use), lineage, text, std::make_unique<SequenceSnapshot>(std::move(*sequence)),
                       keep_of(use));

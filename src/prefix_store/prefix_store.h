@@ -31,6 +31,8 @@ struct PrefixUse {
   double ttl = 0;                // seconds; 0: no limit
   int tenant = 0;                // owner of what it leaves, and of its pins
   std::optional<KvCodec> codec;  // of its pages, one that the cache allows; none: that of the cache's shape
+  std::vector<AppliedAdapter> adapters = {};  // that it runs with
+  std::string adapter_key = {};               // the same, for any engine: as kvasir::adapter_key
 };
 
 // What a sequence has run, and under which policy it started.
@@ -91,7 +93,7 @@ class PrefixStore {
   PrefixStore& operator=(const PrefixStore&) = delete;
 
   // Returns the space of such requests' texts. Valid as long as `use` and this.
-  PrefixSpace space_of(const PrefixUse& use) const { return {use.salt, codec_name_of(codec_of(use))}; }
+  PrefixSpace space_of(const PrefixUse& use) const { return {use.salt, codec_name_of(codec_of(use)), use.adapter_key}; }
 
   PrefixCache& cache() { return cache_; }
   const PrefixCache& cache() const { return cache_; }
@@ -102,8 +104,10 @@ class PrefixStore {
   bool add_stored(const PrefixUse& use, const RetentionPolicy& policy, const std::string& lineage,
                   std::span<const TokenId> text, std::span<const std::byte> image);
   PrefixQuery query_of(const PrefixUse& use, const PrefixText& text, const std::string& lineage) const;
-  std::unique_ptr<Sequence> adopt(const PrefixText& text, const KvCodec& codec, std::span<const PageId> pages,
+  std::unique_ptr<Sequence> adopt(const PrefixUse& use, const PrefixText& text, std::span<const PageId> pages,
                                   std::int64_t tokens) const;
+  // The lineage of images: as image_lineage.
+  Hash128 stored_lineage(const PrefixUse& use, std::string_view lineage) const;
   KvCodec codec_of(const PrefixUse& use) const { return use.codec.value_or(kv_->shape().codec()); }
   std::string_view codec_name_of(const KvCodec& codec) const;
   bool holds_in_other_codec(const PrefixQuery& query, std::int64_t tokens) const;

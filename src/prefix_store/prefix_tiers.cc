@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/hash.h"
 #include "base/status.h"
 #include "prefix_store/snapshot_image.h"
 
@@ -23,6 +24,13 @@ constexpr double kAskSeconds = 0.1;
 // The longest that it waits for the tokens themselves, as a multiple of the time that computing them takes.
 constexpr double kPatience = 1.0;
 
+Hash128 with_adapters(const Hash128& lineage, std::string_view adapters) {
+  Hasher hasher;
+  hasher.add(std::as_bytes(std::span(&lineage, 1)));
+  hasher.add(std::as_bytes(std::span(adapters)));
+  return hasher.digest();
+}
+
 }  // namespace
 
 PrefixTiers::PrefixTiers(PrefixCache* cache, KvCache* kv, std::vector<Form> forms,
@@ -31,9 +39,12 @@ PrefixTiers::PrefixTiers(PrefixCache* cache, KvCache* kv, std::vector<Form> form
   for (std::unique_ptr<BlobStore>& store : stores) tiers_.push_back(std::make_unique<Tier>(std::move(store)));
 }
 
-const PrefixTiers::Form* PrefixTiers::form_of(const PrefixSpace& space) const {
+std::optional<PrefixTiers::Form> PrefixTiers::form_of(const PrefixSpace& space) const {
   const auto found = std::ranges::find(forms_, space.codec, &Form::codec);
-  return found == forms_.end() ? nullptr : &*found;
+  if (found == forms_.end()) return std::nullopt;
+  Form form = *found;
+  if (!space.adapters.empty()) form.shape.lineage = with_adapters(form.shape.lineage, space.adapters);
+  return form;
 }
 
 std::span<const TokenId> PrefixTiers::text_of(const PrefixFetch& fetch, const PrefixFetch::Part& part) {
@@ -83,8 +94,8 @@ std::size_t PrefixTiers::far() const {
 // Adds the parts behind those that the cache holds, as far as stores may have them.
 void PrefixTiers::add_parts(PrefixFetch& fetch, const PrefixSpace& space, std::span<const TokenId> text,
                             std::int64_t most) const {
-  const Form* form = form_of(space);
-  if (form == nullptr) return;
+  const std::optional<Form> form = form_of(space);
+  if (!form) return;
   const PartShape& shape = form->shape;
   fetch.shape_ = shape;
   fetch.class_ = form->of;
@@ -141,6 +152,7 @@ std::shared_ptr<PrefixFetch> PrefixTiers::fetch(const PrefixSpace& space, std::s
   }
   fetch->salt_ = space.salt;
   fetch->codec_ = space.codec;
+  fetch->adapters_ = space.adapters;
   fetch->stored_ = std::move(snapshots);
   std::int64_t farthest = 0;
   std::vector<BlobKey> unknown;
@@ -374,8 +386,8 @@ bool PrefixTiers::add_to_cache(PrefixFetch& fetch, std::size_t part, std::span<c
 }
 
 void PrefixTiers::leave(const PrefixSpace& space, std::span<const TokenId> text, std::int64_t from) {
-  const Form* form = form_of(space);
-  if (form == nullptr) return;
+  const std::optional<Form> form = form_of(space);
+  if (!form) return;
   const PartShape& shape = form->shape;
   for (std::int64_t part = from / shape.tokens(); (part + 1) * shape.tokens() <= std::ssize(text); ++part) {
     const std::size_t bytes = shape.bytes(part);

@@ -14,6 +14,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_set>
@@ -60,13 +61,13 @@ class PrefixFetch {
     bool there = false;
   };
 
-  PrefixSpace space() const { return {salt_, codec_}; }
+  PrefixSpace space() const { return {salt_, codec_, adapters_}; }
   std::vector<Part*> candidates();  // parts, and snapshots
 
   State state_ = State::kAsking;
   PartShape shape_;
   PageClass class_{};
-  std::string salt_, codec_;
+  std::string salt_, codec_, adapters_;
   std::vector<TokenId> text_;
   std::int64_t first_ = 0;       // number of parts_.front()
   std::vector<Part> parts_;      // wanted
@@ -153,7 +154,8 @@ class PrefixTiers {
     std::vector<PrefixFetch::Part*> asked;  // of the fetch: parts, snapshots
   };
 
-  const Form* form_of(const PrefixSpace& space) const;
+  // Returns how the texts of a space are stored; nullopt: they are not.
+  std::optional<Form> form_of(const PrefixSpace& space) const;
   void take(std::size_t tier, BlobAnswer& answer);
   void take_sizes(std::size_t tier, const BlobAnswer& answer, PrefixFetch& fetch,
                   const std::vector<PrefixFetch::Part*>& asked);

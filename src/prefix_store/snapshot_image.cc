@@ -96,8 +96,9 @@ Result<ImageParts> read_image(const BlobKey& key, std::span<const TokenId> text,
 Result<std::unique_ptr<Sequence>> restore_image(const ImageParts& parts, std::int64_t tokens,
                                                 const std::shared_ptr<LoadedModel>& model,
                                                 const std::shared_ptr<KvCache>& cache,
-                                                std::unique_ptr<RetentionPolicy> policy, const KvCodec& codec) {
-  auto sequence = std::make_unique<Sequence>(model, cache, std::move(policy), codec);
+                                                std::unique_ptr<RetentionPolicy> policy, const KvCodec& codec,
+                                                std::vector<AppliedAdapter> adapters) {
+  auto sequence = std::make_unique<Sequence>(model, cache, std::move(policy), codec, std::move(adapters));
   ByteReader in(parts.state);
   KVASIR_RETURN_IF_ERROR(read_sequence(in, sequence.get()));
   if (!in.ok() || in.left() != 0) return data_loss("its state is longer than it should be");

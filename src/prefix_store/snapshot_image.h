@@ -57,6 +57,7 @@ Result<ImageParts> read_image(const BlobKey& key, std::span<const TokenId> text,
 Result<std::unique_ptr<Sequence>> restore_image(const ImageParts& parts, std::int64_t tokens,
                                                 const std::shared_ptr<LoadedModel>& model,
                                                 const std::shared_ptr<KvCache>& cache,
-                                                std::unique_ptr<RetentionPolicy> policy, const KvCodec& codec);
+                                                std::unique_ptr<RetentionPolicy> policy, const KvCodec& codec,
+                                                std::vector<AppliedAdapter> adapters = {});
 
 }  // namespace kvasir

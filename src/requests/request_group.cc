@@ -46,6 +46,10 @@ std::unique_ptr<RequestGroup> make_group(RequestId id, const RequestOptions& opt
   // A session's text begins before the request's; a cached prefix has no log-probabilities and no hidden states.
   const bool bypass = options.bypass || options.session != nullptr || generate.prompt_logprobs >= 0 || pools;
   group->prefix.use = {bypass, options.salt, options.pin, options.ttl, options.tenant, group->shape.codec()};
+  if (options.session == nullptr) {
+    group->prefix.use.adapters = *apply_adapters(model.adapters, options.lora);
+    group->prefix.use.adapter_key = adapter_key(model.adapters, group->prefix.use.adapters);
+  }
   group->prefix.lasting = text.lasting;
   std::vector<TokenId> newest = begin.newest;
   newest.insert(newest.end(), text.tokens.begin(), text.tokens.end());

@@ -73,7 +73,9 @@ std::int64_t RequestPrefixes::find(Request& request) const {
 std::int64_t RequestPrefixes::will_find(const Request& request, const Request& other) const {
   const PrefixUse& use = request.group().prefix.use;
   const PrefixUse& other_use = other.group().prefix.use;
-  if (use.bypass || other_use.bypass || use.salt != other_use.salt || use.codec != other_use.codec) return 0;
+  if (use.bypass || other_use.bypass || use.salt != other_use.salt || use.codec != other_use.codec ||
+      use.adapter_key != other_use.adapter_key)
+    return 0;
   std::int64_t common = common_prompt(request, other);
   // What a request has generated may be part of another's prompt.
   if (common == request.task().prompt_tokens()) {
@@ -115,8 +117,8 @@ void RequestPrefixes::start(Request& request) {
     request.task().skip(start.tokens);
     request.progress.run = start.tokens;
   } else {
-    request.start(
-        std::make_unique<Sequence>(runner_->model(), runner_->cache(), group.policy->clone(), group.shape.codec()));
+    request.start(std::make_unique<Sequence>(runner_->model(), runner_->cache(), group.policy->clone(),
+                                             group.shape.codec(), group.prefix.use.adapters));
   }
   if (store_ != nullptr && store_->wants_lasting(group.prefix.use, request.prefix_text()))
     request.task().pause_at(group.prefix.lasting);

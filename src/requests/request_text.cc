@@ -152,6 +152,7 @@ Status check_request(const LoadedModel& model, const RequestOptions& options) {
   if (options.pooling != Pooling::kNone && generates)
     return invalid_argument("a request for an embedding has one sample, and no session, grammar or log-probabilities")
         .about({"pooling"});
+  KVASIR_RETURN_IF_ERROR(apply_adapters(model.adapters, options.lora).status());
   if (options.samples < 1 || options.samples > kMostSamples)
     return invalid_argument("samples={} is outside 1 to {}", options.samples, kMostSamples).about({"samples"});
   return check_seeds(options.generate.sampling.seed, options.samples);

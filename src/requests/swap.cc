@@ -20,6 +20,7 @@ SwappedSequence::SwappedSequence(SpillFile* file, const Sequence& sequence)
     : file_(file),
       pool_(&sequence.cache()->pool()),
       codec_(sequence.shape().codec()),
+      adapters_(sequence.adapters().begin(), sequence.adapters().end()),
       charge_(&sequence.cache()->budget()),
       pages_(pages_in_order(sequence)),
       states_(sequence.tables().states().memory()),
@@ -79,7 +80,7 @@ Result<std::unique_ptr<Sequence>> SwappedSequence::arrive(const std::shared_ptr<
                                                           const std::shared_ptr<KvCache>& cache,
                                                           std::unique_ptr<RetentionPolicy> policy) {
   KVASIR_CHECK(state_ == State::kOut);
-  auto sequence = std::make_unique<Sequence>(model, cache, std::move(policy), codec_);
+  auto sequence = std::make_unique<Sequence>(model, cache, std::move(policy), codec_, adapters_);
   ByteReader in(saved_);
   KVASIR_RETURN_IF_ERROR(read_sequence(in, sequence.get()));
   pages_ = pages_in_order(*sequence);

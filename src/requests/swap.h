@@ -107,6 +107,7 @@ class SwappedSequence {
   SpillFile* file_;
   const PagePool* pool_;
   KvCodec codec_;
+  std::vector<AppliedAdapter> adapters_;
   State state_ = State::kLeaving;
   Status status_;
   std::vector<std::byte> saved_;       // by write_sequence

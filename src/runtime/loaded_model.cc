@@ -226,6 +226,7 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   chat.source = options.chat_template;
   chat.arguments = options.template_arguments;
   KVASIR_ASSIGN_OR_RETURN(ModelHeader header, read_model_header(file, std::move(chat), known));
+  KVASIR_ASSIGN_OR_RETURN(AdapterFiles adapters, open_adapters(options.lora, header.config, header.weights));
   const std::uint64_t weight_bytes = header.weight_bytes;
   model->config = std::move(header.config);
   if (options.pooling) model->config.pooling = *options.pooling;
@@ -251,16 +252,18 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   }
   // Weights that are already in a file may be in memory too, shared with other processes.
   const std::uint64_t new_weights =
-      model->weight_file != nullptr && model->weight_file->is_complete() ? 0 : weight_bytes;
+      adapters.bytes() + (model->weight_file != nullptr && model->weight_file->is_complete() ? 0 : weight_bytes);
+  BackendShape shape = backend_shape(model->config);
+  shape.adapter_ranks = adapters.ranks();
   Backend::WorkspaceRequest token{.rows = 1};
   token.tables.front().layer = model->config.first_governed_layer();
-  const std::uint64_t work = cpu_workspace_bytes(backend_shape(model->config), token, threads);
+  const std::uint64_t work = cpu_workspace_bytes(shape, token, threads);
   if (const std::uint64_t available = memory_for_run(threads);
       new_weights > available || work > available - new_weights)
     return exhausted(
         "the model's weights take {} bytes and a pass {} more, but only {} bytes of memory are available; use a "
         "smaller model or one with smaller weights (kvasir plan says what each takes), or close other programs",
-        weight_bytes, work, available);
+        weight_bytes + adapters.bytes(), work, available);
   if (!options.demote_dir.empty()) {
     const std::uint64_t least =
         static_cast<std::uint64_t>(model->kv_shape.lanes()) * model->kv_shape.page.open().bytes();
@@ -280,13 +283,15 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
         options.demote_size);
   }
   model->threads = std::make_unique<ThreadPool>(threads);
-  model->backend = make_cpu_backend(backend_shape(model->config), model->kernels, model->threads.get());
+  model->backend = make_cpu_backend(shape, model->kernels, model->threads.get());
   WeightFile* const packed = model->weight_file.get();
   Backend::LoadOptions memory;
   if (packed != nullptr) memory = {.memory = packed->weights(), .loaded_before = packed->is_complete()};
   KVASIR_RETURN_IF_ERROR(load_weights(file, header.weights, *model->backend, progress, memory));
   if (packed != nullptr && !packed->is_complete())
     if (const Status status = packed->complete(); !status.ok()) return Status(status).about({"weight_dir"});
+  for (const AdapterMap& map : adapters.maps) KVASIR_RETURN_IF_ERROR(model->backend->load_adapter(map.parts));
+  model->adapters = std::move(adapters.adapters);
   if (options.lock_weights)
     if (const Status status = model->backend->lock_weights(); !status.ok())
       return Status(status).about({"lock_weights"});

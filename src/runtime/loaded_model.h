@@ -23,6 +23,7 @@
 #include "model/transformer.h"
 #include "model/weights.h"
 #include "offload/demotion_file.h"
+#include "runtime/adapters.h"
 #include "runtime/weight_file.h"
 #include "text/tokenizer.h"
 #include "tiers/cold_tier.h"
@@ -46,6 +47,7 @@ struct LoadedModel {
   Weights weights;
   std::uint64_t weight_bytes = 0;     // allocated
   std::uint64_t embedding_bytes = 0;  // part of weight_bytes: the embedding
+  std::vector<Adapter> adapters;      // loaded into the backend; only their scales may change
   std::unique_ptr<Transformer> transformer;
   std::unique_ptr<DemotionFile> demotion_file;  // demoted pages of all sequences; null: no folder was given
 

@@ -68,9 +68,11 @@ void prepare_tables(const RetentionPolicy& policy, const PolicyChunk& chunk, std
 }  // namespace
 
 Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache,
-                   std::unique_ptr<RetentionPolicy> policy, std::optional<KvCodec> codec)
+                   std::unique_ptr<RetentionPolicy> policy, std::optional<KvCodec> codec,
+                   std::optional<std::vector<AppliedAdapter>> adapters)
     : model_(std::move(model)),
       cache_(std::move(cache)),
+      adapters_(adapters ? std::move(*adapters) : default_adapters(model_->adapters)),
       policy_(std::move(policy)),
       tables_(cache_->new_sequence(sequence_layout(*policy_, codec))),
       shape_(cache_->shape().with(tables_.codec())),
@@ -90,6 +92,7 @@ Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> 
 Sequence::Sequence(const Sequence& other, KvSequence tables)
     : model_(other.model_),
       cache_(other.cache_),
+      adapters_(other.adapters_),
       policy_(other.policy_->clone()),
       tables_(std::move(tables)),
       shape_(other.shape_),
@@ -204,6 +207,7 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
   sequence.first_table = *tables_in_use;
   sequence.tables = tables_.tables();
   sequence.layers = tables_.layers();
+  sequence.adapters = adapters_;
   sequence.states = tables_.states().memory().data();
   sequence.rotation_shift = shape_.rotation_shift();
   sequence.logits = plan.logits;

@@ -48,9 +48,10 @@ int next_chunk_rows(const RetentionPolicy& policy, std::int64_t done, std::int64
 
 class Sequence {
  public:
-  // `codec`: one that the cache allows; none: that of the cache's shape.
+  // `codec`: one that the cache allows; none: that of the cache's shape. `adapters`: of the model; none: those of texts
+  // that do not choose.
   Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache, std::unique_ptr<RetentionPolicy> policy,
-           std::optional<KvCodec> codec = {});
+           std::optional<KvCodec> codec = {}, std::optional<std::vector<AppliedAdapter>> adapters = {});
 
   // Every row rotates its query once per frame. Before a chunk of more than kFewRows rows, a table of lists with
   // compact positions and one run is compacted if it has more than kMostChunkFrames frames; with encoded pages, more
@@ -115,6 +116,7 @@ class Sequence {
   const KvCacheShape& shape() const { return shape_; }  // the cache's, with pages of this sequence's codec
   // The most tokens that its rotation is trained for.
   std::int64_t context() const { return model_->config.context_of(shape_.long_rotation); }
+  std::span<const AppliedAdapter> adapters() const { return adapters_; }  // that all its tokens run with
   const KvSequence& tables() const { return tables_; }
   KvSequence& mutable_tables() { return tables_; }
   const RetentionPolicy& policy() const { return *policy_; }
@@ -157,6 +159,7 @@ class Sequence {
 
   std::shared_ptr<LoadedModel> model_;
   std::shared_ptr<KvCache> cache_;
+  std::vector<AppliedAdapter> adapters_;
   std::unique_ptr<RetentionPolicy> policy_;
   KvSequence tables_;
   KvCacheShape shape_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <numeric>
+#include <tuple>
 
 #include "base/check.h"
 #include "base/status.h"
@@ -31,6 +33,21 @@ bool all_finite(std::span<const float> values) {
   return largest < 0x7f800000u;
 }
 
+// The numbers of the requests, those with the same adapters side by side, so that their rows are multiplied together.
+std::vector<std::size_t> batch_order(std::span<const StepRequest> requests) {
+  std::vector<std::size_t> order(requests.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  const auto adapters = [&](std::size_t i) { return requests[i].sequence->adapters(); };
+  if (std::ranges::all_of(order, [&](std::size_t i) { return adapters(i).empty(); })) return order;
+  std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) {
+    return std::ranges::lexicographical_compare(
+        adapters(a), adapters(b), [](const AppliedAdapter& one, const AppliedAdapter& other) {
+          return std::tie(one.number, one.scale) < std::tie(other.number, other.scale);
+        });
+  });
+  return order;
+}
+
 }  // namespace
 
 Step::Step(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache)
@@ -54,6 +71,7 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
   Stopwatch clock;
   if (!plan.fits) return kv_memory_full(cache_->budget(), plan.bytes);
   std::vector<char> finite(requests.size());  // nothing may throw behind the forward pass
+  const std::vector<std::size_t> order = batch_order(requests);
   batch_.tokens.clear();
   batch_.sequences.clear();
   std::size_t tables = 0;
@@ -69,7 +87,7 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
   batch_.sequences.reserve(requests.size());
   batch_.tables.reserve(tables);
   tables = 0;
-  for (std::size_t i = 0; i < requests.size(); ++i)
+  for (const std::size_t i : order)
     requests[i].sequence->describe(plan.passes[i], requests[i].input.rest, &batch_, &tables);
   times_.cache += clock.lap();
   if (watch_)
@@ -86,7 +104,7 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
   std::size_t row = 0, hidden_row = 0;
   const auto vocabulary = static_cast<std::size_t>(model_->config.vocabulary);
   const auto width = static_cast<std::size_t>(model_->config.width);
-  for (std::size_t i = 0; i < requests.size(); ++i) {
+  for (const std::size_t i : order) {
     const Sequence::PassPlan& pass = plan.passes[i];
     StepResult& result = results[i];
     result = {};

@@ -32,9 +32,10 @@ double now_seconds() {
 class SessionImpl final : public Session, public SessionBase {
  public:
   SessionImpl(std::shared_ptr<BatchRunner> runner, std::unique_ptr<RetentionPolicy> policy,
-              std::optional<KvCodec> codec, int chunk)
+              std::optional<KvCodec> codec, int chunk, std::optional<std::vector<AppliedAdapter>> adapters)
       : model_(runner->model()), runner_(std::move(runner)), transcript_(*model_->tokenizer, *model_->chat) {
-    text_.sequence = std::make_unique<Sequence>(model_, runner_->cache(), std::move(policy), codec);
+    text_.sequence =
+        std::make_unique<Sequence>(model_, runner_->cache(), std::move(policy), codec, std::move(adapters));
     text_.chunk = chunk;
   }
   SessionImpl(std::shared_ptr<BatchRunner> runner, LoadedSession loaded, ChatTranscript transcript,
@@ -351,9 +352,10 @@ Result<std::vector<BeamResult>> SessionImpl::beam_search(const BeamOptions& opti
 }  // namespace
 
 std::unique_ptr<Session> make_session(std::shared_ptr<BatchRunner> runner, std::unique_ptr<RetentionPolicy> policy,
-                                      std::optional<int> chunk, std::optional<KvCodec> codec) {
+                                      std::optional<int> chunk, std::optional<KvCodec> codec,
+                                      std::optional<std::vector<AppliedAdapter>> adapters) {
   const int chosen = chunk.value_or(runner->model()->options.chunk);
-  return std::make_unique<SessionImpl>(std::move(runner), std::move(policy), codec, chosen);
+  return std::make_unique<SessionImpl>(std::move(runner), std::move(policy), codec, chosen, std::move(adapters));
 }
 
 Result<std::unique_ptr<Session>> make_session(std::shared_ptr<BatchRunner> runner, LoadedSession loaded,

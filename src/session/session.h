@@ -57,9 +57,10 @@ class SessionBase {
 
 // Makes an empty session that holds its tokens in the runner's cache under `policy`, and shares ownership of the
 // runner. `chunk`: of prompts; 0: the policy's own; nullopt: the engine's option. `codec`: one that the cache allows;
-// nullopt: the cache shape's.
+// nullopt: the cache shape's. `adapters`: as Sequence.
 std::unique_ptr<Session> make_session(std::shared_ptr<BatchRunner> runner, std::unique_ptr<RetentionPolicy> policy,
-                                      std::optional<int> chunk = {}, std::optional<KvCodec> codec = {});
+                                      std::optional<int> chunk = {}, std::optional<KvCodec> codec = {},
+                                      std::optional<std::vector<AppliedAdapter>> adapters = {});
 
 // Makes a session that was loaded into the runner's cache. With `image`, `loaded` is in a cache without a store, and
 // the pages are loaded from the image when the session is first used. Errors: kDataLoss.

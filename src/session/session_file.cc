@@ -30,6 +30,8 @@ constexpr std::uint32_t kDone = tag("DONE");
 constexpr std::size_t kBlockHeader = 16;
 constexpr std::size_t kHashBytes = 16;
 constexpr std::uint64_t kMostText = std::uint64_t{1} << 32;
+constexpr std::size_t kMostAdapterName = 1024;
+constexpr std::size_t kLeastAdapterBytes = 28;  // with an empty name
 
 Status damaged(std::string_view what) {
   return data_loss("the session file is damaged: {}; restore it from a copy, or start anew", what);
@@ -70,6 +72,15 @@ void put_head(ByteWriter& out, const SessionHead& head) {
   out.put_string(head.kv_type);
   out.put(static_cast<std::int32_t>(head.page_slots));
   out.put(static_cast<std::int32_t>(head.chunk));
+  // At the end, so that files without adapters equal those of older versions.
+  if (head.adapters.empty()) return;
+  out.put(static_cast<std::uint64_t>(head.adapters.size()));
+  for (const SessionAdapter& adapter : head.adapters) {
+    out.put(adapter.fingerprint.low);
+    out.put(adapter.fingerprint.high);
+    out.put(adapter.scale);
+    out.put_string(adapter.name);
+  }
 }
 
 // Options that sampling had not in the first files of this format.
@@ -168,7 +179,42 @@ bool get_head(ByteReader& in, SessionHead* head) {
   in.get(chunk);
   head->page_slots = slots;
   head->chunk = chunk;
+  std::uint64_t adapters = 0;
+  if (in.left() > 0 && !in.get_count(adapters, kMostAdapters, kLeastAdapterBytes)) return false;
+  for (std::uint64_t i = 0; i < adapters; ++i) {
+    SessionAdapter& adapter = head->adapters.emplace_back();
+    in.get(adapter.fingerprint.low);
+    in.get(adapter.fingerprint.high);
+    in.get(adapter.scale);
+    in.get_string(adapter.name, kMostAdapterName);
+    if (!std::isfinite(adapter.scale) || adapter.scale == 0) return false;
+  }
   return in.ok() && in.left() == 0;
+}
+
+// The loaded adapters that are those of a file, in the file's order. Errors: kInvalidArgument.
+Result<std::vector<AppliedAdapter>> find_adapters(std::span<const SessionAdapter> wanted,
+                                                  std::span<const Adapter> loaded) {
+  std::vector<AppliedAdapter> found;
+  for (const SessionAdapter& adapter : wanted) {
+    const auto same = std::ranges::find(loaded, adapter.fingerprint, &Adapter::fingerprint);
+    if (same == loaded.end())
+      return invalid_argument(
+                 "the session runs with the adapter '{}' (fingerprint {}), which is not loaded; load it too",
+                 adapter.name, adapter.fingerprint.hex())
+          .about({"lora"});
+    found.push_back({static_cast<int>(same - loaded.begin()), adapter.scale});
+  }
+  return found;
+}
+
+std::vector<SessionAdapter> saved_adapters(const Sequence& sequence) {
+  std::vector<SessionAdapter> saved;
+  for (const AppliedAdapter& applied : sequence.adapters()) {
+    const Adapter& adapter = sequence.model()->adapters[static_cast<std::size_t>(applied.number)];
+    saved.push_back({adapter.fingerprint, applied.scale, adapter.name.substr(0, kMostAdapterName)});
+  }
+  return saved;
 }
 
 bool get_sampler(ByteReader& in, SamplerState* state) {
@@ -257,7 +303,7 @@ Status save_session(const std::string& path, const Sequence& sequence, int chunk
   std::vector<std::byte> bytes;
   ByteWriter out(&bytes);
   put_head(out, {model.fingerprint, model.arithmetic_id(format), sequence.policy().traits().spec,
-                 stored_codec_name(sequence.shape().codec()), format.slots, chunk});
+                 stored_codec_name(sequence.shape().codec()), format.slots, chunk, saved_adapters(sequence)});
   KVASIR_RETURN_IF_ERROR(writer.block(kHead, bytes));
   bytes.clear();
   write_sequence(sequence, out);
@@ -313,6 +359,7 @@ Result<SessionParts> read_parts(std::span<const std::byte> bytes, const LoadedMo
   if (parts.head.fingerprint != model.fingerprint)
     return invalid_argument("the session file is of another model (fingerprint {}, this model's is {}); open that one",
                             parts.head.fingerprint.hex(), model.fingerprint.hex());
+  KVASIR_ASSIGN_OR_RETURN(parts.adapters, find_adapters(parts.head.adapters, model.adapters));
   KVASIR_ASSIGN_OR_RETURN(PolicySpec policy, PolicySpec::parse(parts.head.policy));
   parts.policy = spec_of_file(std::move(policy));
   KVASIR_RETURN_IF_ERROR(make_policy(parts.policy).status());
@@ -341,7 +388,7 @@ Result<LoadedSession> restore_session(const SessionParts& parts, const std::shar
   const auto version = [](std::string_view id) { return id.substr(std::min(id.find('/'), id.size())); };
   if (format.encoded() && version(session.head.arithmetic) != version(own))
     return unsupported("the session file has encoded pages of another layout; use the version of Kvasir that wrote it");
-  session.sequence = std::make_unique<Sequence>(model, cache, std::move(policy), codec.codec);
+  session.sequence = std::make_unique<Sequence>(model, cache, std::move(policy), codec.codec, parts.adapters);
   KVASIR_RETURN_IF_ERROR(restore_state(parts.state, *model, &session));
   std::size_t next = 0;
   bool fits = true;

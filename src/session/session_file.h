@@ -34,13 +34,21 @@ struct SessionExtras {
   std::optional<SamplerState> sampler;  // of the last generation
 };
 
+// An adapter that a session runs with.
+struct SessionAdapter {
+  Hash128 fingerprint;  // Adapter::fingerprint
+  float scale = 1;
+  std::string name;
+};
+
 struct SessionHead {
   Hash128 fingerprint;     // of the model: see LoadedModel::fingerprint
   std::string arithmetic;  // as LoadedModel::arithmetic_id
   std::string policy;      // as written in the file
   std::string kv_type;     // as codec_name; in the file as stored_codec_name
   int page_slots = 0;
-  int chunk = 0;  // of prompts, as set for the engine; 0: the policy's own
+  int chunk = 0;                              // of prompts, as set for the engine; 0: the policy's own
+  std::vector<SessionAdapter> adapters = {};  // in the order in which they add
 };
 
 // Writes the file whole or not at all: an existing file at `path` stays until then. REQUIRES: !in_chunk(). Errors:
@@ -54,9 +62,10 @@ struct LoadedSession {
   bool other_arithmetic = false;  // later tokens may differ from the saved session's
 };
 
-// The parts of a session file: views of its bytes, with checksums, model, policy and chunk checked.
+// The parts of a session file: views of its bytes, with checksums, model, adapters, policy and chunk checked.
 struct SessionParts {
   SessionHead head;
+  std::vector<AppliedAdapter> adapters;  // of the model
   PolicySpec policy;
   std::span<const std::byte> state;
   std::vector<std::span<const std::byte>> pages;
@@ -108,7 +117,8 @@ using SessionCacheMaker =
     std::function<Result<std::shared_ptr<KvCache>>(const SessionHead& head, const RetentionPolicy& policy)>;
 
 // Errors: kNotFound, kDataLoss for a file that is truncated, damaged or not a session (with the reason),
-// kInvalidArgument for one of another model, kUnsupported for another format, kResourceExhausted.
+// kInvalidArgument for one of another model or with adapters that are not loaded, kUnsupported for another format,
+// kResourceExhausted.
 Result<LoadedSession> load_session(const std::string& path, const std::shared_ptr<LoadedModel>& model,
                                    const SessionCacheMaker& make_cache);
 

@@ -353,14 +353,32 @@ std::uint64_t NaiveBackend::weight_bytes(std::span<const WeightPart> parts) cons
 Status NaiveBackend::load(std::span<const WeightPart> parts, const LoadOptions& options) {
   KVASIR_CHECK(weights_.empty());
   for (const WeightPart& part : parts) {
-    const DTypeTraits& traits = dtype_traits(part.type);
-    const std::size_t row_bytes = static_cast<std::size_t>(part.inputs) / traits.block_elements * traits.block_bytes;
-    Weight& weight = weights_.emplace_back();
-    for (int output = 0; output < part.outputs; ++output)
-      weight.rows.push_back(row_values(
-          part.type, part.bytes.data() + static_cast<std::size_t>(part.order.row(output)) * row_bytes, part.inputs));
+    weights_.push_back(read_weight(part));
     if (options.loaded) options.loaded(weight_bytes({&part, 1}));
   }
+  return {};
+}
+
+NaiveBackend::Weight NaiveBackend::read_weight(const WeightPart& part) {
+  const DTypeTraits& traits = dtype_traits(part.type);
+  const std::size_t row_bytes = static_cast<std::size_t>(part.inputs) / traits.block_elements * traits.block_bytes;
+  Weight weight;
+  for (int output = 0; output < part.outputs; ++output)
+    weight.rows.push_back(row_values(
+        part.type, part.bytes.data() + static_cast<std::size_t>(part.order.row(output)) * row_bytes, part.inputs));
+  return weight;
+}
+
+std::uint64_t NaiveBackend::adapter_bytes(std::span<const LowRankPart> parts) const {
+  std::uint64_t bytes = 0;
+  for (const LowRankPart& part : parts) bytes += weight_bytes({&part.a, 1}) + weight_bytes({&part.b, 1});
+  return bytes;
+}
+
+Status NaiveBackend::load_adapter(std::span<const LowRankPart> parts) {
+  auto& adapter = adapters_.emplace_back();
+  for (const LowRankPart& part : parts)
+    adapter[part.matrix] = {static_cast<double>(part.factor), read_weight(part.a), read_weight(part.b)};
   return {};
 }
 
@@ -376,6 +394,9 @@ const NaiveBackend::Weight* NaiveBackend::weight(WeightId id) const {
 
 void NaiveBackend::begin(const Pass& pass) {
   pass_ = pass;
+  adapters_of_row_.clear();
+  for (const BatchSequence& sequence : pass.batch->sequences)
+    adapters_of_row_.insert(adapters_of_row_.end(), static_cast<std::size_t>(sequence.rows), sequence.adapters);
   store_ = static_cast<NaivePageStore*>(pass.store);
 }
 
@@ -435,13 +456,19 @@ void NaiveBackend::rms_norm_heads(Activation x, WeightId by, int heads, float ep
     }
 }
 
-NaiveBackend::Row NaiveBackend::times(WeightId matrix, WeightId bias, const Row& x) const {
+NaiveBackend::Row NaiveBackend::times(const Weight& matrix, const Row& x) {
   Row out;
-  for (const Row& of_output : weight(matrix)->rows) {
+  for (const Row& of_output : matrix.rows) {
     double sum = 0;
     for (std::size_t i = 0; i < x.size(); ++i) sum += of_output[i] * x[i];
-    out.push_back(sum + (bias != kNoWeight ? weight(bias)->at(out.size()) : 0));
+    out.push_back(sum);
   }
+  return out;
+}
+
+NaiveBackend::Row NaiveBackend::times(WeightId matrix, WeightId bias, const Row& x) const {
+  Row out = times(*weight(matrix), x);
+  for (std::size_t i = 0; i < out.size() && bias != kNoWeight; ++i) out[i] += weight(bias)->at(i);
   return out;
 }
 
@@ -449,7 +476,18 @@ void NaiveBackend::multiply(Activation from, std::span<const Product> products) 
   const Rows in = rows(from);
   for (const Product& product : products) {
     rows(product.to).clear();
-    for (const Row& x : in) rows(product.to).push_back(times(product.matrix, product.bias, x));
+    for (std::size_t r = 0; r < in.size(); ++r) {
+      Row out = times(product.matrix, product.bias, in[r]);
+      for (const AppliedAdapter& applied : adapters_of_row_[r]) {
+        const auto& adapter = adapters_[static_cast<std::size_t>(applied.number)];
+        const auto part = adapter.find(product.matrix);
+        if (part == adapter.end()) continue;
+        const Row added = times(part->second.b, times(part->second.a, in[r]));
+        for (std::size_t i = 0; i < out.size(); ++i)
+          out[i] += part->second.factor * static_cast<double>(applied.scale) * added[i];
+      }
+      rows(product.to).push_back(std::move(out));
+    }
   }
 }
 
@@ -628,11 +666,15 @@ void NaiveBackend::mix(int layer, std::span<const WeightId> parameters) {
 Backend::Outputs NaiveBackend::outputs(const OutputWeights& weights) {
   Rows wanted;
   hidden_.clear();
+  adapters_of_row_.clear();
   const auto state = [&](const BatchSequence& sequence, int row) {
     return normalized(rows(Activation::kResidual)[static_cast<std::size_t>(sequence.first_row + row)], weights);
   };
   for (const BatchSequence& sequence : pass_.batch->sequences) {
-    for (int row = sequence.rows - sequence.logits; row < sequence.rows; ++row) wanted.push_back(state(sequence, row));
+    for (int row = sequence.rows - sequence.logits; row < sequence.rows; ++row) {
+      wanted.push_back(state(sequence, row));
+      adapters_of_row_.push_back(sequence.adapters);
+    }
     for (int row = sequence.rows - sequence.hidden; row < sequence.rows; ++row)
       for (const double value : state(sequence, row)) hidden_.push_back(static_cast<float>(value));
   }

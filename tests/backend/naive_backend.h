@@ -80,6 +80,8 @@ class NaiveBackend final : public Backend {
   }
   std::uint64_t weight_bytes(std::span<const WeightPart> parts) const override;
   Status load(std::span<const WeightPart> parts, const LoadOptions& options) override;
+  std::uint64_t adapter_bytes(std::span<const LowRankPart> parts) const override;
+  Status load_adapter(std::span<const LowRankPart> parts) override;
   std::unique_ptr<PageStore> new_page_store() override;
   void begin(const Pass& pass) override;
   void embed(WeightId embedding, float scale, Activation to) override;
@@ -110,6 +112,11 @@ class NaiveBackend final : public Backend {
     Rows rows;                                             // [outputs][inputs]
     double at(std::size_t i) const { return rows[i][0]; }  // of a vector
   };
+  // What an adapter adds to products with one matrix.
+  struct LowRank {
+    double factor = 1;
+    Weight a, b;
+  };
   // A lane of one sequence in one layer.
   struct Lane {
     const BatchTable* table = nullptr;
@@ -127,8 +134,10 @@ class NaiveBackend final : public Backend {
 
   Rows& rows(Activation activation) { return activations_[static_cast<std::size_t>(activation)]; }
   const Weight* weight(WeightId id) const;
+  static Weight read_weight(const WeightPart& part);
   Row normalized(const Row& x, const OutputWeights& by) const;
   Row times(WeightId matrix, WeightId bias, const Row& x) const;
+  static Row times(const Weight& matrix, const Row& x);
   double capped(double score) const;
   double temperature(Position position) const;
   Row rotated(std::span<const double> head, Position position) const;
@@ -150,6 +159,8 @@ class NaiveBackend final : public Backend {
 
   BackendShape shape_;
   std::vector<Weight> weights_;
+  std::vector<std::map<WeightId, LowRank>> adapters_;
+  std::vector<std::span<const AppliedAdapter>> adapters_of_row_;  // of what is multiplied next
   Pass pass_;
   NaivePageStore* store_ = nullptr;
   int layer_ = 0;           // at hand

@@ -18,8 +18,13 @@ inline Result<std::shared_ptr<LoadedModel>> load_on_naive_backend(const std::str
   model->chat = std::move(header.chat);
   model->tokenizer = std::move(header.tokenizer);
   KVASIR_ASSIGN_OR_RETURN(model->kv_shape, kv_cache_shape(model->config, options.kv_type, options.page_slots));
-  model->backend = std::make_unique<NaiveBackend>(backend_shape(model->config));
+  KVASIR_ASSIGN_OR_RETURN(AdapterFiles adapters, open_adapters(options.lora, model->config, header.weights));
+  BackendShape shape = backend_shape(model->config);
+  shape.adapter_ranks = adapters.ranks();
+  model->backend = std::make_unique<NaiveBackend>(shape);
   KVASIR_RETURN_IF_ERROR(load_weights(file, header.weights, *model->backend, {}));
+  for (const AdapterMap& map : adapters.maps) KVASIR_RETURN_IF_ERROR(model->backend->load_adapter(map.parts));
+  model->adapters = std::move(adapters.adapters);
   model->weights = std::move(header.weights.weights);
   model->weight_bytes = model->backend->weight_bytes(header.weights.parts);
   model->transformer = std::make_unique<Transformer>(&model->config, &model->weights, model->backend.get());

@@ -7,6 +7,7 @@
 #include "sequence/crowd.h"
 #include "sequence/sequence_runner.h"
 #include "support/families.h"
+#include "support/shared_data.h"
 
 namespace kvasir::test {
 namespace {
@@ -120,6 +121,35 @@ TEST(Workspace, OfObservedPassesIsPlanned) {
 // A row's weights are many here: units must be cut by rows.
 TEST(Workspace, OfManyObservedWeightsIsBounded) {
   expect_planned({"h2o:budget=6000,recent=3000", 512, 4096, false, 512});
+}
+
+// Adapters of one batch, all applied: their bytes are exact, and what they add to the workspace is planned.
+TEST(Workspace, OfAdaptersIsPlanned) {
+  const std::string folder = source_dir() + "/tests/reference/";
+  for (const int chunk : {1, 64}) {
+    EngineOptions options{.lora = {{folder + "adapters/llama.gguf"}, {folder + "adapters/llama.gguf", 0.5F}},
+                          .threads = 2,
+                          .kv_type = "f32",
+                          .page_slots = 16,
+                          .chunk = chunk};
+    const auto model = load(folder + "originals/llama.gguf", options);
+    ASSERT_NE(model, nullptr);
+    const auto& backend = static_cast<const CpuBackend&>(*model->backend);
+    std::uint64_t bytes = 0;
+    for (const Adapter& adapter : model->adapters) bytes += adapter.bytes;
+    EXPECT_EQ(backend.allocated_adapters(), bytes);
+    const auto runner = new_runner(model, "full");
+    const std::vector<TokenId> tokens = random_tokens(200, 96, 1);
+    static_cast<void>(all_logits(*runner, tokens, chunk));
+    Backend::WorkspaceRequest request;
+    request.rows = request.logits = chunk;
+    request.slots = 16;
+    Backend::WorkspaceRequest::Tables& tables = request.tables.front();
+    tables.all = model->kv_shape.tables(PolicyScope::kSequence);
+    tables.entries = 200 / 16 + 1;
+    EXPECT_LE(backend.allocated_workspace(), backend.workspace_bytes(request));
+    EXPECT_LE(backend.workspace_bytes(request), 2 * backend.allocated_workspace());
+  }
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ class Fork final : public PrefixSnapshot {
 class Events final : public PrefixListener {
  public:
   void stored(std::uint64_t hash, std::uint64_t parent, std::span<const TokenId> tokens, std::string_view,
-              std::string_view) override {
+              std::string_view, std::string_view) override {
     EXPECT_TRUE(parent == 0 || blocks.count(parent) == 1) << "a block before its parent";
     EXPECT_EQ(tokens.size(), std::size_t{kSlots});
     EXPECT_TRUE(blocks.insert({hash, parent}).second) << "stored twice";

@@ -237,7 +237,7 @@ def check_llama_prompts(server):
     for change, word in (({"prompt": ""}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": {"x": 1}}, "prompt"), ({"prompt": [-1]}, "prompt"),
                          ({"prompt": [10**9]}, "vocabulary"), ({"prompt": ["x"] * 65}, "prompt"), ({"mirostat": 2}, "mirostat"),
                          ({"logit_bias": [[1]]}, "logit_bias"), ({"grammar": "root ::= x", "json_schema": {}}, "grammar"),
-                         ({"lora": [{"id": 0}]}, "lora"), ({"t_max_predict_ms": 5}, "t_max_predict_ms"), ({"n_probs": 101}, "n_probs")):
+                         ({"lora": [{"id": 0}]}, "adapter"), ({"lora": 1}, "lora"), ({"t_max_predict_ms": 5}, "t_max_predict_ms"), ({"n_probs": 101}, "n_probs")):
         status, _, got = post(server, "/completion", {**options, "prompt": "x", **change})
         assert status == 400 and got["error"]["code"] == 400 and word in got["error"]["message"], (change, got)
     for samplers in ({"typical_p": 0.001}, {"top_n_sigma": 0.001}, {"top_k": 1, "xtc_threshold": 0.2, "dynatemp_range": 0.5}):

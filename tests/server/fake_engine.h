@@ -59,6 +59,7 @@ class FakeEngine final : public Engine {
     return {};
   }
   std::int64_t unfinished() const override { return std::ssize(requests_); }
+  Status set_lora(const std::vector<AdapterScale>&) override { return {}; }
   Status set_quota(int, const TenantQuota&) override { return {}; }
   void set_prefix_listener(PrefixListener*) override {}
   CacheReport cache() const override { return {0, 0, kv_bytes}; }

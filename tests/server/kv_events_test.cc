@@ -184,7 +184,7 @@ class Reader {
 class Truth final : public PrefixListener {
  public:
   void stored(std::uint64_t hash, std::uint64_t parent, std::span<const std::int32_t> tokens, std::string_view salt,
-              std::string_view codec) override {
+              std::string_view codec, std::string_view adapters) override {
     EXPECT_TRUE(parent == 0 || blocks.contains(parent));
     EXPECT_EQ(salt, "");
     EXPECT_EQ(codec, "");

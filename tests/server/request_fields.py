@@ -19,6 +19,7 @@ DONE = {
     "typical_p": 0.9, "xtc_probability": 0.5, "xtc_threshold": 0.2, "top_n_sigma": 1, "dynatemp_range": 0.5,
     "dynatemp_exponent": 2, "repeat_penalty": 1.1, "repeat_last_n": 16, "dry_multiplier": 0.8, "dry_base": 2,
     "dry_allowed_length": 3, "dry_penalty_last_n": 100, "mirostat": 0, "cache_prompt": True, "n_keep": 0, "min_keep": 0,
+    "lora": [],  # with adapters: lora_check
     # grammars
     "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "[0-9]+"}, "guided_json": {"type": "integer"},
     "guided_regex": "[a-z]{3}", "guided_choice": ["yes", "no"], "guided_grammar": 'root ::= "a" | "b"', "grammar": 'root ::= "a"+',
@@ -45,7 +46,7 @@ REFUSED = {
     "mirostat": 2, "samplers": ["top_k"],
     "dry_sequence_breakers": ["x"], "n_predict": 5, "n_keep": 5, "cache_prompt": False, "n_probs": 3, "min_keep": 2,
     "t_max_predict_ms": 5, "post_sampling_probs": True, "return_tokens": True, "timings_per_token": True,
-    "return_progress": True, "lora": [{"id": 0}], "tfs_z": 0.5, "top_a": 0.5, "epsilon_cutoff": 3, "eta_cutoff": 3, "mirostat_mode": 1,
+    "return_progress": True, "tfs_z": 0.5, "top_a": 0.5, "epsilon_cutoff": 3, "eta_cutoff": 3, "mirostat_mode": 1,
 }
 REFUSED_COMPLETION = {**REFUSED, "add_special_tokens": False, "tools": [{"type": "function", "function": {"name": "f"}}],
                       "tool_choice": "required"}

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <new>
 
 #include "backend/cpu/cpu_backend_impl.h"
 #include "base/check.h"
+#include "base/status.h"
 
 namespace kvasir {
 
@@ -28,9 +30,20 @@ float* CpuBackend::ensure(Activation activation, int width) {
   return t.data.ensure(product(rows_, width));
 }
 
+Status CpuBackend::load_adapter(std::span<const LowRankPart> parts) {
+  try {
+    adapters_.load(parts);
+  } catch (const std::bad_alloc&) {
+    return exhausted("the system has no {} bytes for an adapter; close other programs or load fewer adapters",
+                     adapter_bytes(parts));
+  }
+  return {};
+}
+
 void CpuBackend::begin(const Pass& pass) {
   pass_ = pass;
   rows_ = pass.batch->rows();
+  adapted_ = adapters_.rows_of(*pass.batch);
   attention_.begin(pass);
 }
 
@@ -163,7 +176,13 @@ void CpuBackend::multiply(Activation from, std::span<const Product> products) {
     KVASIR_CHECK(matrix.inputs == tensor(from).width);
     jobs.push_back({&matrix, weights_.vector(p.bias), ensure(p.to, matrix.outputs)});
   }
-  multiply_rows(tensor(from).data.data(), tensor(from).width, rows_, jobs);
+  const float* x = tensor(from).data.data();
+  multiply_rows(x, tensor(from).width, rows_, jobs);
+  if (adapted_.empty()) return;
+  std::vector<CpuAdapters::Product> added;
+  for (const Product& p : products)
+    added.push_back({p.matrix, weights_.matrix(p.matrix).outputs, tensor(p.to).data.data()});
+  adapters_.add(x, tensor(from).width, added, adapted_);
 }
 
 void CpuBackend::activate(ActivationFunction function, Activation gate, Activation up) {
@@ -290,8 +309,10 @@ Backend::Outputs CpuBackend::outputs(const OutputWeights& weights) {
   outputs.hidden = {normalized + product(kept, width), product(hidden, width)};
   if (kept == 0) return outputs;
   int row = 0;
+  std::vector<CpuAdapters::Rows> adapted;
   for (const BatchSequence& sequence : pass_.batch->sequences) {
     const int end = sequence.first_row + sequence.rows;
+    if (!sequence.adapters.empty() && sequence.logits > 0) adapted.push_back({row, sequence.logits, sequence.adapters});
     for (int r = end - sequence.logits; r < end; ++r, ++row)
       if (r != row) std::copy_n(x + product(r, width), width, x + product(row, width));
   }
@@ -299,6 +320,10 @@ Backend::Outputs CpuBackend::outputs(const OutputWeights& weights) {
   float* logits = logits_.ensure(product(kept, shape_.vocabulary));
   const Job job{&weights_.matrix(weights.matrix), nullptr, logits};
   multiply_rows(normalized, width, kept, {&job, 1});
+  if (!adapted.empty()) {
+    const CpuAdapters::Product added{weights.matrix, job.weights->outputs, logits};
+    adapters_.add(normalized, width, {&added, 1}, adapted);
+  }
   if (weights.scale != 1 || weights.softcap != 0)
     threads_.parallel_for(kept, [&](int r) {
       for (float& logit :
@@ -309,6 +334,10 @@ Backend::Outputs CpuBackend::outputs(const OutputWeights& weights) {
     });
   outputs.logits = {logits, product(kept, shape_.vocabulary)};
   return outputs;
+}
+
+std::uint64_t cpu_adapter_bytes(std::span<const LowRankPart> parts) {
+  return CpuAdapters::bytes_of(*find_kernels("auto")->packing, parts);
 }
 
 std::uint64_t cpu_weight_bytes(std::span<const WeightPart> parts, const KernelTable& kernels) {

@@ -3,6 +3,7 @@
 
 #include <string_view>
 
+#include "backend/cpu/cpu_adapters.h"
 #include "backend/cpu/cpu_attention.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/cpu_experts.h"
@@ -18,7 +19,8 @@ class CpuBackend final : public Backend {
         kernels_(*kernels),
         threads_(*threads),
         attention_(&shape_, kernels, threads),
-        experts_(kernels, threads, &weights_) {}
+        experts_(kernels, threads, &weights_),
+        adapters_(kernels, threads) {}
   CpuBackend(const CpuBackend&) = delete;
   CpuBackend& operator=(const CpuBackend&) = delete;
 
@@ -31,6 +33,10 @@ class CpuBackend final : public Backend {
     return weights_.load(*kernels_.packing, parts, threads_, options);
   }
   Status lock_weights() override { return weights_.lock(); }
+  std::uint64_t adapter_bytes(std::span<const LowRankPart> parts) const override {
+    return CpuAdapters::bytes_of(*kernels_.packing, parts);
+  }
+  Status load_adapter(std::span<const LowRankPart> parts) override;
   std::unique_ptr<PageStore> new_page_store() override {
     return std::make_unique<CpuPageStore>(&kernels_, &threads_, shape_.rotations);
   }
@@ -57,6 +63,7 @@ class CpuBackend final : public Backend {
   std::uint64_t workspace_bytes(const WorkspaceRequest& request) const override;
   // Bytes of all buffers that workspace_bytes plans, as they stand.
   std::uint64_t allocated_workspace() const;
+  std::uint64_t allocated_adapters() const { return adapters_.loaded_bytes(); }
 
  private:
   struct Job {
@@ -80,8 +87,10 @@ class CpuBackend final : public Backend {
   CpuWeights weights_;
   CpuAttention attention_;
   CpuExperts experts_;
+  CpuAdapters adapters_;
   Pass pass_;
   int rows_ = 0;
+  std::span<const CpuAdapters::Rows> adapted_;  // of the pass
   Tensor tensors_[kActivations];
   AlignedBuffer<float> logits_;  // [rows wanted][vocabulary]
   QuantizedRows quantized_;

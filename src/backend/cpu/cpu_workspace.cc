@@ -62,13 +62,13 @@ std::uint64_t cpu_workspace_bytes(const BackendShape& s, const Backend::Workspac
   for (const int width : widths) activations += floats(width);
   const std::uint64_t quantized =
       std::max(QuantizedRows::bytes((rows + kRowGroup - 1) / kRowGroup, multiplied), quantized_heads);
-  return activations + of_heads + quantized + experts + CpuAttention::workspace_bytes(s, request, threads) +
-         product(request.logits, s.vocabulary) * sizeof(float);
+  return activations + of_heads + quantized + experts + CpuAdapters::workspace_bytes(s.adapter_ranks, rows) +
+         CpuAttention::workspace_bytes(s, request, threads) + product(request.logits, s.vocabulary) * sizeof(float);
 }
 
 std::uint64_t CpuBackend::allocated_workspace() const {
   std::uint64_t sum = logits_.bytes() + of_heads_.bytes() + quantized_.allocated_bytes() +
-                      attention_.allocated_bytes() + experts_.allocated_bytes();
+                      attention_.allocated_bytes() + experts_.allocated_bytes() + adapters_.allocated_bytes();
   for (const Tensor& tensor : tensors_) sum += tensor.data.bytes();
   return sum;
 }

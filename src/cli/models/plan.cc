@@ -25,6 +25,7 @@ namespace {
 
 struct PlanOptions {
   std::string model;
+  std::vector<AdapterFile> lora;
   std::int64_t context = 0;
   std::int64_t prompt = -1;
   int batch = 1;
@@ -54,8 +55,10 @@ struct RunDecision {
   Status refusal;      // ok: it would run
 };
 
+// `weight_bytes`: with the adapters.
 RunDecision decide(const PlanOptions& options, const std::optional<PolicySpec>& asked, const ModelConfig& config,
-                   const KvCacheShape& shape, std::uint64_t weight_bytes, std::int64_t prompt) {
+                   const BackendShape& sizes, const KvCacheShape& shape, std::uint64_t weight_bytes,
+                   std::int64_t prompt) {
   const std::uint64_t memory = options.memory > 0 ? options.memory : memory_for_run(usable_cores());
   RunDecision decision{options.chunk, {}, {}};
   if (weight_bytes >= memory) {
@@ -64,7 +67,7 @@ RunDecision decide(const PlanOptions& options, const std::optional<PolicySpec>& 
   }
   const CacheConditions conditions{
       shape, config.context, options.chunk, 0, memory - weight_bytes, [&](const Backend::WorkspaceRequest& work) {
-        return cpu_workspace_bytes(backend_shape(config), work, usable_cores());
+        return cpu_workspace_bytes(sizes, work, usable_cores());
       }};
   const Result<CacheSize> size = size_cache(conditions, asked, 1);
   if (!size.ok()) {
@@ -85,6 +88,9 @@ Status plan(PlanOptions options) {
   KVASIR_ASSIGN_OR_RETURN(const ModelConfig config, read_model_config(file));
   KVASIR_ASSIGN_OR_RETURN(const WeightMap weights, map_weights(file, config));
   const std::uint64_t weight_bytes = cpu_weight_bytes(weights.parts);
+  KVASIR_ASSIGN_OR_RETURN(const AdapterFiles adapters, open_adapters(options.lora, config, weights, true));
+  BackendShape sizes = backend_shape(config);
+  sizes.adapter_ranks = adapters.ranks();
   KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, kv_cache_shape(config, options.kv_type, options.page_slots));
   const std::int64_t context = options.context > 0 ? options.context : config.context;
   const std::int64_t prompt = options.prompt >= 0 ? options.prompt : context;
@@ -116,18 +122,19 @@ Status plan(PlanOptions options) {
   // `run` holds the tokenizer too, which counts if the address space is limited.
   std::optional<Result<ModelHeader>> held;
   if (options.memory == 0 && address_space_is_limited()) held.emplace(read_model_header(file));
-  RunDecision decision = decide(options, asked, config, shape, weight_bytes, prompt);
+  RunDecision decision = decide(options, asked, config, sizes, shape, weight_bytes + adapters.bytes(), prompt);
   // Reads no tensor data: compares where tensors end with the file's size.
   if (const Status whole = gguf::File::open(options.model).status(); !whole.ok()) decision.refusal = whole;
   const int chunk = prompt_chunk(*policy, options.policy.empty() ? options.chunk : decision.chunk);
   const std::string stored_as = codec_name(codec_for(config, shape.codec(), *policy, chunk, context));
   const KvMemory kv = plan_kv_memory(shape, *policy, {context, prompt, chunk, options.batch});
   const int rows = static_cast<int>(std::min<std::int64_t>(chunk, context));
-  const std::uint64_t workspace = cpu_workspace_bytes(
-      backend_shape(config), plan_workspace(shape, *policy, kv, rows, options.batch), usable_cores());
-  const std::uint64_t total = weight_bytes + kv.bytes + kv.batch_bytes + kv.offload_buffer_bytes + workspace;
+  const std::uint64_t workspace =
+      cpu_workspace_bytes(sizes, plan_workspace(shape, *policy, kv, rows, options.batch), usable_cores());
+  const std::uint64_t total =
+      weight_bytes + adapters.bytes() + kv.bytes + kv.batch_bytes + kv.offload_buffer_bytes + workspace;
   const std::uint64_t one_sequence = (kv.bytes + kv.batch_bytes) / static_cast<std::uint64_t>(options.batch);
-  const std::uint64_t others = weight_bytes + workspace;
+  const std::uint64_t others = weight_bytes + adapters.bytes() + workspace;
   const std::uint64_t fit = options.memory > others ? (options.memory - others) / one_sequence : 0;
   if (policy->context_use() == ContextUse::kNone)
     note_beyond_context(policy->traits().spec, kv.tokens_seen_max, config.context, "would see");
@@ -157,6 +164,7 @@ Status plan(PlanOptions options) {
              {"kv_bytes_per_token_by_codec", bytes_per_token_by_codec(shape)},
              {"batch_bytes", kv.batch_bytes},
              {"weight_bytes", weight_bytes},
+             {"adapter_bytes", adapters.bytes()},
              {"workspace_bytes", workspace},
              {"swap_buffer_bytes", SpillFile::kBufferBytes},
              {"prefix_buffer_bytes", PrefixTiers::kMostBufferBytes},
@@ -213,8 +221,11 @@ Status plan(PlanOptions options) {
   out += fmt::format("  KV in all    {:>10}   ({} bytes: what run is charged{})\n", human_bytes(kv.bytes), kv.bytes,
                      kv.exact ? " for it" : " at most; how much it is depends on what the text makes the policy drop");
   out += fmt::format("  batch        {:>10}   (at most)\n", human_bytes(kv.batch_bytes));
-  out += fmt::format("  weights      {:>10}\n  workspace    {:>10}   (about)\n  total        {:>10}\n",
-                     human_bytes(weight_bytes), human_bytes(workspace), human_bytes(total));
+  out += fmt::format("  weights      {:>10}\n", human_bytes(weight_bytes));
+  if (!options.lora.empty())
+    out += fmt::format("  adapters     {:>10}   ({} bytes)\n", human_bytes(adapters.bytes()), adapters.bytes());
+  out += fmt::format("  workspace    {:>10}   (about)\n  total        {:>10}\n", human_bytes(workspace),
+                     human_bytes(total));
   out +=
       fmt::format("\nA server has buffers besides: {} with --swap-dir, up to {} for each of --prefix-dir and --redis\n",
                   human_bytes(SpillFile::kBufferBytes), human_bytes(PrefixTiers::kMostBufferBytes));
@@ -245,6 +256,7 @@ void add_plan(CLI::App& program, Outcome& outcome) {
   auto options = std::make_shared<PlanOptions>();
   CLI::App* command = program.add_subcommand("plan", "Memory plan, from a model's header alone");
   add_model_option(*command, options->model);
+  add_lora_option(*command, options->lora);
   command->add_option("-c,--ctx", options->context, "Tokens per sequence; 0: the trained context")
       ->capture_default_str();
   command->add_option("--prompt", options->prompt, "How many of them are a prompt, read in chunks; -1: all")

@@ -31,13 +31,13 @@ std::uint64_t buffers_of(const EngineOptions& options) {
 }
 
 // Returns the workspace of passes at the trained context, and what describes their page tables.
-std::uint64_t workspace_of(const ModelConfig& config, const KvCacheShape& shape, const RetentionPolicy& policy,
-                           int chunk, int threads) {
+std::uint64_t workspace_of(const ModelConfig& config, const BackendShape& sizes, const KvCacheShape& shape,
+                           const RetentionPolicy& policy, int chunk, int threads) {
   const std::int64_t tokens = std::min<std::int64_t>(config.context, kMostPlannedTokens);
   const KvMemory kv = plan_kv_memory(shape, policy, {tokens, tokens, chunk, 1});
   const int rows = static_cast<int>(std::clamp<std::int64_t>(prompt_chunk(policy, chunk), 1, tokens));
   return kv.batch_bytes + kv.offload_buffer_bytes +
-         cpu_workspace_bytes(backend_shape(config), plan_workspace(shape, policy, kv, rows, 1), threads);
+         cpu_workspace_bytes(sizes, plan_workspace(shape, policy, kv, rows, 1), threads);
 }
 
 }  // namespace
@@ -56,7 +56,12 @@ Result<PlannedModel> plan_served_model(const ModelSettings& settings, std::uint6
   planned.summary.context = config.context;
   planned.summary.vocabulary = config.vocabulary;
   planned.summary.sampling = sampling_from_gguf(file);
-  planned.size.weights = planned.summary.weight_bytes = cpu_weight_bytes(weights.parts);
+  planned.summary.weight_bytes = cpu_weight_bytes(weights.parts);
+  KVASIR_ASSIGN_OR_RETURN(const AdapterFiles adapters, open_adapters(options.lora, config, weights));
+  planned.summary.adapters = summaries_of(adapters.adapters);
+  planned.size.weights = planned.summary.weight_bytes + adapters.bytes();
+  BackendShape sizes = backend_shape(config);
+  sizes.adapter_ranks = adapters.ranks();
 
   const int threads = options.threads > 0 ? options.threads : usable_cores();
   const std::uint64_t machine = memory_for_run(threads);
@@ -67,12 +72,9 @@ Result<PlannedModel> plan_served_model(const ModelSettings& settings, std::uint6
                      human_bytes(planned.size.weights), human_bytes(bound))
         .about({"memory"});
   CacheConditions conditions{
-      shape,
-      config.context,
-      options.chunk,
-      options.kv_memory,
-      bound - fixed,
-      [&](const Backend::WorkspaceRequest& work) { return cpu_workspace_bytes(backend_shape(config), work, threads); }};
+      shape,         config.context,
+      options.chunk, options.kv_memory,
+      bound - fixed, [&](const Backend::WorkspaceRequest& work) { return cpu_workspace_bytes(sizes, work, threads); }};
   KVASIR_ASSIGN_OR_RETURN(const std::vector<KvCodec> codecs, codecs_of(options));
   for (const KvCodec& codec : codecs)
     if (codec != shape.codec()) {
@@ -80,7 +82,8 @@ Result<PlannedModel> plan_served_model(const ModelSettings& settings, std::uint6
       conditions.others.push_back(std::move(other));
     }
   KVASIR_ASSIGN_OR_RETURN(const CacheSize several, size_cache(conditions, spec, sequences_of(settings)));
-  planned.size.workspace = buffers_of(options) + workspace_of(config, shape, *several.policy, several.chunk, threads);
+  planned.size.workspace =
+      buffers_of(options) + workspace_of(config, sizes, shape, *several.policy, several.chunk, threads);
   planned.size.kv = several.bytes;
   if (options.kv_memory > 0) return planned;
   const std::uint64_t others = planned.size.weights + planned.size.workspace;

@@ -57,11 +57,13 @@ Result<ModelChoice> read_model_table(const ModelSources& sources, const std::vec
   ModelChoice choice;
   choice.settings = common;
   ModelSettings& settings = choice.settings;
+  settings.engine.lora.clear();  // adapters are of one model
   std::string typed;
   CLI::App options;
   options.add_option("--name", choice.name)->type_name("NAME");
   options.add_option("--path", typed)->type_name("FILE");
   options.add_flag("--preload,!--no-preload", choice.preload);
+  add_lora_option(options, settings.engine.lora);
   options.add_option("--kv", settings.policy)->type_name("POLICY");
   options.add_option("--demote", settings.demote)->type_name("PLACE");
   add_kv_memory_option(options, settings.engine);
@@ -100,6 +102,7 @@ Status add_folder(const std::string& folder, const ModelSettings& common, std::v
   for (const std::string& path : paths) {
     ModelChoice choice;
     choice.settings = common;
+    choice.settings.engine.lora.clear();
     choice.asked = false;
     choice.settings.engine.model = path;
     if (fs::is_directory(path, error)) {
@@ -126,6 +129,7 @@ void add_pulled(const ModelSettings& common, std::vector<ModelChoice>& models) {
     if (!local.whole || (local.where != "hub" && local.where != "kvasir")) continue;
     ModelChoice choice;
     choice.settings = common;
+    choice.settings.engine.lora.clear();
     choice.asked = false;
     choice.settings.engine.model = local.path;
     choice.name = model_title(local.name, local.path);
@@ -244,6 +248,10 @@ Result<ModelSet> list_models(const ModelSources& sources, const ModelSettings& c
                "--name is for the model of -m, and there is none; models of a folder have the names of "
                "their files, those of [[models]] each a 'name'")
         .about({"name"});
+  if (common.engine.model.empty() && !common.engine.lora.empty())
+    return invalid_argument(
+               "--lora is for the model of -m, and there is none; a table [[models]] names the adapters of its model")
+        .about({"lora"});
   if (!common.engine.model.empty()) {
     ModelChoice& first = set.models.emplace_back();
     first.settings = common;

@@ -305,6 +305,8 @@ void MetricsImpl::add_cache(Page& page, const EngineReport& engine) const {
   constexpr std::string_view kHelp = "Tokens per KV page, and pages that the budget allows";
   page.info("cache_config_info", kHelp, config, kOurs);
   if (options_.vllm) page.info("cache_config_info", kHelp, config, kTheirs);
+  page.own_gauge("adapter_bytes", "Memory of LoRA adapters, beside the KV budget",
+                 static_cast<double>(engine.adapter_bytes));
   page.own_gauge("kv_budget_bytes", "KV memory there may be", budget);
   page.own_gauge("kv_used_bytes", "KV memory in use, each shared page once", static_cast<double>(engine.cache.bytes));
   page.own_gauge("kv_peak_bytes", "Most KV memory there ever was", static_cast<double>(engine.cache.bytes_peak));

@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "server/fields/json_fields.h"
+#include "server/fields/lora_field.h"
 
 namespace kvasir::server {
 namespace {
@@ -54,6 +55,7 @@ Status apply(const Json& payload, RequestOptions& options, KvHints::Action& acti
 }  // namespace
 
 Status read_kv(const Fields& body, RequestOptions& options) {
+  KVASIR_RETURN_IF_ERROR(read_lora(body, options.lora));
   const Json* kv = find_field(body, "kv");
   if (kv == nullptr) return {};
   if (!kv->is_object()) return wrong_field("kv", "an object");

@@ -58,6 +58,8 @@ Status check_session_route(const nlohmann::json& json) {
 
 // Refuses options of a session that is only restored, which runs as it was saved.
 Status check_restore(const nlohmann::json& json) {
+  if (json.contains("lora"))
+    return invalid_argument("a session keeps its adapters, so 'lora' has no effect; omit it").about({"lora"});
   if (const auto kv = json.find("kv"); kv != json.end() && kv->is_object())
     for (const auto& [field, name] :
          {std::pair{"policy", "kv.policy"}, std::pair{"codec", "kv.codec"}, std::pair{"demote", "kv.demote"}})
@@ -249,6 +251,7 @@ Status in_body(const Status& status) {
       {"penalty_window", "repeat_last_n"},
       {"dry_window", "dry_penalty_last_n"}};
   static constexpr auto kSameNames = std::to_array<std::string_view>({"prompt",
+                                                                      "lora",
                                                                       "messages",
                                                                       "tools",
                                                                       "tool_choice",

@@ -18,7 +18,8 @@ using Json = nlohmann::json;
 Result<SessionOptions> fresh_session(const RequestOptions& options, const std::string& servers) {
   SessionOptions fresh{.policy = with_demotion(options.policy.empty() ? servers : options.policy, options.demote),
                        .protect = options.protect,
-                       .codec = options.codec};
+                       .codec = options.codec,
+                       .lora = options.lora};
   const Result<PolicySpec> spec = PolicySpec::parse(fresh.policy);
   if (!spec.ok()) return fresh;  // the default, or a malformed spec, which the engine refuses
   const Status saveable = check_saveable(*spec);

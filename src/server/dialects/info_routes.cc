@@ -12,6 +12,7 @@
 #include "server/dialects/ollama.h"
 #include "server/fields/ignored_fields.h"
 #include "server/fields/json_fields.h"
+#include "server/fields/lora_field.h"
 #include "server/models/asked_model.h"
 
 namespace kvasir::server {
@@ -20,6 +21,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int kMostSlots = 256;  // shown by /slots
+constexpr std::size_t kMostAdapterBody = std::size_t{64} << 10;
 
 // Whether the chat template has a place for tools.
 bool takes_tools(const ModelText& text) {
@@ -87,6 +89,11 @@ void InfoRoutes::add_routes(Router& router) {
   });
   get("/props", llama_error, [this](const Exchange& exchange) { props(exchange); });
   get("/slots", llama_error, [this](Exchange exchange) { slots(std::move(exchange)); });
+  get("/lora-adapters", llama_error, [this](Exchange exchange) { list_adapters(std::move(exchange)); });
+  // What it sets holds for every caller.
+  router.add(
+      "POST", "/lora-adapters", [this](Exchange exchange) { set_adapters(std::move(exchange)); },
+      Router::Access::kOperators, llama_error);
   router.add(
       "GET", "/",
       [](const Exchange& exchange) { exchange.answer->send(200, "text/plain; charset=utf-8", "Kvasir is running\n"); },
@@ -169,6 +176,53 @@ void InfoRoutes::slots(Exchange exchange) const {
       [&steps, tenant = shared->caller.tenant_number, told](Engine& engine) {
         SequenceList own = engine.sequences(tenant, kMostSlots);
         steps.post([told, own = std::move(own), running = engine.report().running] { told(own, running); });
+      },
+      busy);
+  if (!asked.ok()) busy();
+}
+
+void InfoRoutes::list_adapters(Exchange exchange) const {
+  const std::optional<ModelDesk::Info> model = find(exchange);
+  if (!model) return;
+  // Of a model that is not loaded: as it will be.
+  if (model->served == nullptr) return exchange.send_json(200, text_of(llama_adapters(model->summary.adapters)));
+  answer_adapters(std::move(exchange), model->defaults.name, [](Engine&) { return Status(); });
+}
+
+void InfoRoutes::set_adapters(Exchange exchange) const {
+  const std::optional<ModelDesk::Info> model = find(exchange);
+  if (!model) return;
+  if (exchange.request.body.size() > kMostAdapterBody) return exchange.refuse(413, "the body is longer than 64 KiB");
+  const Json body = Json::parse(exchange.request.body, nullptr, false);
+  if (body.is_discarded()) return exchange.refuse(400, "the body is not valid JSON");
+  Result<std::vector<AdapterScale>> scales = read_adapter_scales(body);
+  if (!scales.ok()) return exchange.refuse(scales.status());
+  if (model->served == nullptr)
+    return exchange.refuse(400,
+                           "the model is not loaded: its adapters get their scales from the server's options then");
+  answer_adapters(std::move(exchange), model->defaults.name,
+                  [scales = std::move(*scales)](Engine& engine) { return engine.set_lora(scales); });
+}
+
+void InfoRoutes::answer_adapters(Exchange exchange, const std::string& model,
+                                 std::function<Status(Engine&)> question) const {
+  const auto shared = std::make_shared<Exchange>(std::move(exchange));
+  const auto lease = std::make_shared<ModelLease>(models_.look(model));
+  const auto busy = [shared, lease] {
+    shared->refuse(503, "the server is busy; try again later", "", {{"Retry-After", "1"}});
+    lease->reset();
+  };
+  if (!*lease) return busy();
+  StepThread& steps = (*lease)->steps;
+  const auto told = [shared, lease](const Status& status, const std::vector<AdapterSummary>& adapters) {
+    status.ok() ? shared->send_json(200, text_of(llama_adapters(adapters))) : shared->refuse(status);
+    lease->reset();
+  };
+  // The question is destroyed on the step thread, which must not be the one to give the lease back.
+  const Status asked = steps.ask(
+      [&steps, question = std::move(question), told](Engine& engine) {
+        const Status status = question(engine);
+        steps.post([told, status, adapters = engine.model().adapters] { told(status, adapters); });
       },
       busy);
   if (!asked.ok()) busy();

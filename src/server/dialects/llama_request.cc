@@ -57,8 +57,8 @@ class LlamaReader {
 
  private:
   Status refuse_others() const {
-    KVASIR_RETURN_IF_ERROR(refuse_fields(body_, {"lora", "response_fields", "post_sampling_probs", "return_progress",
-                                                 "timings_per_token", "image_data"}));
+    KVASIR_RETURN_IF_ERROR(refuse_fields(
+        body_, {"response_fields", "post_sampling_probs", "return_progress", "timings_per_token", "image_data"}));
     for (const char* field : {"t_max_predict_ms", "t_max_prompt_ms", "n_indent", "n_discard", "min_keep"}) {
       const Json* found = find_field(body_, field);
       if (found == nullptr) continue;

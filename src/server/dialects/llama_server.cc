@@ -190,6 +190,20 @@ Json llama_props(const ModelSummary& model, const std::string& name, const std::
           {"build_info", "kvasir-" + version}};
 }
 
+Json llama_adapters(const std::vector<AdapterSummary>& adapters) {
+  Json list = Json::array();
+  for (const AdapterSummary& adapter : adapters)
+    list.push_back({{"id", list.size()},
+                    {"path", adapter.path.substr(adapter.path.rfind('/') + 1)},
+                    {"scale", adapter.scale},
+                    {"task_name", adapter.task},
+                    {"prompt_prefix", adapter.prompt_prefix},
+                    {"name", adapter.name},
+                    {"rank", adapter.rank},
+                    {"bytes", adapter.bytes}});
+  return list;
+}
+
 Json llama_slots(const SequenceList& own, std::int64_t context, int slots) {
   Json list = Json::array();
   for (const SequenceView& view : own.sequences) {

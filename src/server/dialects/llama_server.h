@@ -30,6 +30,8 @@ class LlamaCompletion final : public Dialect {
 // Bodies of /props and /slots. `slots`: requests that run at a time. `own`: the caller's requests.
 nlohmann::json llama_props(const ModelSummary& model, const std::string& name, const std::string& version,
                            const SamplingOptions& sampling, int slots);
+// The body of /lora-adapters. Paths are without their folders, which clients need not know.
+nlohmann::json llama_adapters(const std::vector<AdapterSummary>& adapters);
 nlohmann::json llama_slots(const SequenceList& own, std::int64_t context, int slots);
 
 }  // namespace kvasir::server

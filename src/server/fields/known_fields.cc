@@ -62,7 +62,6 @@ constexpr RefusedField kRefused[] = {
     {"logits_processors", "", "use 'logit_bias'"},
     {"repetition_detection", "", "use 'dry_multiplier'"},
     {"watermarking", "false", kOmit},
-    {"lora", "", kOmit},
     // Limits and the cache.
     {"n_predict", "-1", "use 'max_tokens'"},
     {"t_max_predict_ms", "0", "use 'max_tokens'"},

@@ -73,7 +73,7 @@ std::string encode(const KvEventBatch& batch) {
 }
 
 void KvEventCollector::stored(std::uint64_t hash, std::uint64_t parent, std::span<const std::int32_t> tokens,
-                              std::string_view salt, std::string_view codec) {
+                              std::string_view salt, std::string_view codec, std::string_view adapters) {
   if (!events_.empty()) {
     KvEvent& last = events_.back();
     if (last.kind == KvEvent::Kind::kStored && last.hashes.back() == parent &&
@@ -86,6 +86,7 @@ void KvEventCollector::stored(std::uint64_t hash, std::uint64_t parent, std::spa
   KvEvent event{KvEvent::Kind::kStored, {hash}, parent, {tokens.begin(), tokens.end()}, {}};
   if (parent == 0) event.salt = published(salt);
   if (parent == 0 && !codec.empty()) event.salt.push_back("kv.codec=" + std::string(codec));
+  if (parent == 0 && !adapters.empty()) event.salt.push_back("kv.adapters=" + std::string(adapters));
   events_.push_back(std::move(event));
 }
 

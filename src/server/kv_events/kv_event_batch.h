@@ -20,7 +20,8 @@ struct KvEvent {
   // For kStored, whose blocks are consecutive in one text:
   std::uint64_t parent = 0;          // hash of the block before the first; 0: the text begins here
   std::vector<std::int32_t> tokens;  // of all blocks, which have equal lengths
-  // The published salt, then "kv.codec=NAME" unless that is the server's default. Empty for a text without either, and
+  // The published salt, then "kv.codec=NAME" unless that is the server's default, then "kv.adapters=KEY" of a text that
+  // runs with adapters (adapter_key in runtime/adapters.h). Empty for a text without either, and
   // for blocks that do not begin their text.
   std::vector<std::string> salt;
 };
@@ -43,7 +44,7 @@ std::string encode(const KvEventBatch& batch);
 class KvEventCollector {
  public:
   void stored(std::uint64_t hash, std::uint64_t parent, std::span<const std::int32_t> tokens, std::string_view salt,
-              std::string_view codec);
+              std::string_view codec, std::string_view adapters);
   void removed(std::uint64_t hash);
   // Replaces the collected events by one that says that all blocks are gone.
   void clear();

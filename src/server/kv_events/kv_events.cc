@@ -346,8 +346,8 @@ void KvEvents::note(const Change& change) {
 }
 
 void KvEvents::stored(std::uint64_t hash, std::uint64_t parent, std::span<const std::int32_t> tokens,
-                      std::string_view salt, std::string_view codec) {
-  note([&] { collector_.stored(hash, parent, tokens, salt, codec); });
+                      std::string_view salt, std::string_view codec, std::string_view adapters) {
+  note([&] { collector_.stored(hash, parent, tokens, salt, codec, adapters); });
 }
 
 void KvEvents::removed(std::uint64_t hash) {

@@ -59,7 +59,7 @@ class KvEvents final : public PrefixListener {
   const std::string& replay_endpoint() const;
 
   void stored(std::uint64_t hash, std::uint64_t parent, std::span<const std::int32_t> tokens, std::string_view salt,
-              std::string_view codec) override;
+              std::string_view codec, std::string_view adapters) override;
   void removed(std::uint64_t hash) override;
   // Passes the events since the last call to the sending thread. REQUIRES: this is the listener of `engine`.
   void end_pass(Engine& engine);
