@@ -116,7 +116,7 @@ Result<AdapterMap> map_adapter(const gguf::File& file, const ModelConfig& config
       return data_loss("the model has no tensor {}, to which the adapter would add; the adapter is of another model",
                        std::string_view(name).substr(0, kLongestShown));
     const auto id = static_cast<WeightId>(begin->second);
-    if (id == model.weights.embedding || id == model.weights.positions)
+    if (id == model.weights.embedding || id == model.weights.positions || id == model.weights.per_layer_embedding)
       return unsupported(
           "tensor {} is a table of embeddings, and adapters can only add to matrices of layers and of the output; "
           "train "

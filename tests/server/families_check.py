@@ -23,6 +23,8 @@ MODELS = {
     "qwen3moe": "experts",
     "qwen35moe": "states and experts",
     "lfm2": "states",
+    "granitehybrid_experts": "states and experts",
+    "phi3_long": "two sets of angles",
     "deepseek_v2": "latent",
 }
 POLICIES = ["full", "window:size=64", "streaming:sinks=4,window=60", "h2o:budget=64,recent=8", "tova:budget=64",
