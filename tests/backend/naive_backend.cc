@@ -1018,8 +1018,8 @@ void NaiveBackend::attend(int layer, const AttentionWeights& weights) {
         select(sequence, head, row, &lanes[static_cast<std::size_t>(head)]);
       if (sequence.offloaded != nullptr && sequence.offloaded->recalls() && number >= 0 && row + 1 == sequence.rows)
         recall(sequence, lanes);
-      const auto weights = attend_row(sequence, row, lanes);
-      if (sequence.listener != nullptr && number >= 0) tell(sequence, row, weights);
+      const auto of_row = attend_row(sequence, row, lanes);
+      if (sequence.listener != nullptr && number >= 0) tell(sequence, row, of_row);
     }
   }
 }

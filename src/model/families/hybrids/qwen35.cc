@@ -1,6 +1,6 @@
 // Qwen 3.5 and later (Alibaba 2026): three layers of Gated DeltaNet for each of gated attention, a quarter of a head
 // rotated.
-#include "model/families/qwen35.h"
+#include "model/families/hybrids/qwen35.h"
 
 #include "base/status.h"
 #include "model/mixers/gated_delta_net.h"

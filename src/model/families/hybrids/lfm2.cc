@@ -1,5 +1,5 @@
 // LFM2 (Liquid AI 2025): short convolutions on most layers, attention with norms of queries and keys on the others.
-#include "model/families/lfm2.h"
+#include "model/families/hybrids/lfm2.h"
 
 #include "base/status.h"
 #include "model/mixers/short_convolution.h"

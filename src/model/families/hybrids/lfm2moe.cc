@@ -1,6 +1,6 @@
 // LFM2 with experts (Liquid AI 2025): chosen by a sigmoid with a bias; the first layers are dense.
 #include "base/status.h"
-#include "model/families/lfm2.h"
+#include "model/families/hybrids/lfm2.h"
 
 namespace kvasir {
 namespace {

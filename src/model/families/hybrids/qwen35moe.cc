@@ -1,6 +1,6 @@
 // Qwen 3.5 with experts (Alibaba 2026), beside a shared one behind a gate.
 #include "base/status.h"
-#include "model/families/qwen35.h"
+#include "model/families/hybrids/qwen35.h"
 
 namespace kvasir {
 namespace {
