@@ -119,7 +119,7 @@ void CpuAttention::attend_biased(const AttentionTask& task, const TablePartial& 
     while (end < run.entries && (biases[end] == nullptr) == (biases[e] == nullptr)) ++end;
     AttentionPartial some = entries_of_partial(run, e, end - e);
     if (biases[e] != nullptr) some.biases = biases + e;
-    attend_entries(biases[e] != nullptr ? generic_kernels() : kernels(), some, into);
+    attend_entries(biases[e] != nullptr ? generic_kernels() : kernels_, some, into);
     e = end;
   }
 }
@@ -228,10 +228,6 @@ void CpuAttention::add_tasks(const LayerTable& table, int begin_row, int end_row
       tasks_.push_back(task);
     }
   }
-}
-
-const KernelTable& CpuAttention::kernels() const {
-  return layer().softcap != 0 ? generic_kernels() : kernels_;
 }
 
 bool CpuAttention::splits_partials() const {
@@ -403,9 +399,9 @@ void CpuAttention::run_partial(const AttentionTask& task, std::size_t number, in
     run.weight_maxima = task.weight_maxima + part.first;
     run.weight_maximum_stride = table.entries;
   }
-  if (gathers) return attend_gathered(kernels(), store, batch, part, offloaded, run, into);
+  if (gathers) return attend_gathered(kernels_, store, batch, part, offloaded, run, into);
   if (!batch.biases.empty()) return attend_biased(task, part, run, into);
-  attend_entries(kernels(), run, into);
+  attend_entries(kernels_, run, into);
 }
 
 void CpuAttention::finish_task(const AttentionTask& task) {

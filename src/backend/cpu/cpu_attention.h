@@ -69,8 +69,6 @@ class CpuAttention {
   void end_task(const AttentionTask& task);
   // Sets a task's total to that of no tokens.
   void clear_total(const AttentionTask& task) const;
-  // The table that attends in this layer.
-  const KernelTable& kernels() const;
   // Returns the rotated queries [group][head_dim] of a row and KV head.
   float* rotated(const LayerTable& table, int head, std::size_t frame, int row) const;
   void choose_recalled(const AttentionTask& task);

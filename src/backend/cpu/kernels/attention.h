@@ -51,6 +51,7 @@ struct Attention {
       const std::ptrdiff_t ahead = page_ahead(partial, e) - page;
       Floats score[kQueries][kSlotVectors];
       Parts::template page_scores<kType, kSlotVectors, kQueries, kFetch>(page, dim, q, score, ahead);
+      Parts::template cap<kSlotVectors>(partial, score);
       Parts::template weigh<kSlotVectors>(
           partial, state, first, block, e, live, [&](int i, int v) { return score[i][v]; }, weight, keep);
       const std::byte* values = page + static_cast<std::size_t>(dim * kSlotVectors * 16) * kElementBytes<kType>;
@@ -94,6 +95,7 @@ struct Attention {
             Parts::template page_scores<KvType::kF32, kSlotVectors, kQueries>(keys, dim, queries, score);
           }
           opened = true;
+          Parts::template cap<kSlotVectors>(partial, score);
           Parts::template weigh<kSlotVectors>(
               partial, state, first, block, e, live, [&](int i, int v) { return score[i][v]; }, weight, keep);
           Parts::template add_all_values<KvType::kF32, kQueries>(reinterpret_cast<const std::byte*>(page + side), dim,

@@ -163,6 +163,20 @@ struct AttentionParts {
     _mm_storeu_ps(sum, _mm_fmadd_ps(_mm_loadu_ps(sum), kept, Simd::first_of_quarters(Simd::sum_four(total))));
   }
 
+  // softcap * tanh(score / softcap), where tanh(x) = 2 / (1 + exp(-2 x)) - 1.
+  [[gnu::always_inline]] static Floats capped(float softcap, Floats score) {
+    const Floats grown = Simd::exp(score * Simd::all(-2.0F / softcap));
+    return Simd::all(softcap) * (Simd::all(2.0F) / (Simd::all(1.0F) + grown) - Simd::all(1.0F));
+  }
+
+  // Caps the scores of a block, where the partial asks for it.
+  template <int kSlotVectors, int kQueries>
+  [[gnu::always_inline]] static void cap(const AttentionPartial& partial, Floats (&score)[kQueries][kSlotVectors]) {
+    if (partial.softcap == 0) return;
+    for (auto& of_query : score)
+      for (Floats& scores : of_query) scores = capped(partial.softcap, scores);
+  }
+
   // Updates maxima and sums with an entry's scores: score_of(i, v) has those of query i with 16 slots. Sets weight
   // [kQueries][64] to exp(score - maximum), zero where not live and undefined for a query that sees nothing, and keep
   // [kQueries] to the factors for earlier sums.
@@ -202,12 +216,19 @@ struct AttentionParts {
     }
   }
 
-  // The same for scores in memory, [kQueries][64]. They are read once if registers can hold them.
+  // The same for scores in memory, [kQueries][64], which are capped first. They are read once if registers can hold
+  // them.
   template <int kSlotVectors, int kQueries>
   [[gnu::always_inline]] static void weigh_stored(const AttentionPartial& partial, const AttentionState& state,
                                                   int first, const QueryBlock<kQueries>& block, int e,
-                                                  const SlotMask (&live)[kQueries], const float* score, float* weight,
+                                                  const SlotMask (&live)[kQueries], float* score, float* weight,
                                                   float* keep) {
+    if (partial.softcap != 0)
+      for (int i = 0; i < kQueries; ++i)
+        for (int v = 0; v < kSlotVectors; ++v) {
+          float* const at = score + i * 64 + v * 16;
+          Simd::store(at, capped(partial.softcap, Simd::load(at)));
+        }
     const auto stored = [&](int i, int v) __attribute__((always_inline)) {
       return Simd::load(score + i * 64 + v * 16);
     };

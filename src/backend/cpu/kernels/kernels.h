@@ -92,8 +92,7 @@ struct AttentionPartial {
   // [entries]: numbers to add to the scores of an entry's slots, [slots], or null. Only the generic table's attend
   // takes them; others REQUIRE null.
   const float* const* biases = nullptr;
-  // Scores become softcap * tanh(score / softcap), before biases; 0: they stay. Only the generic table's attend takes
-  // it; others REQUIRE 0.
+  // Scores become softcap * tanh(score / softcap), before biases; 0: they stay.
   float softcap = 0;
   // Output for observe_weights, or null: exp(score - highest score up to this entry) for each live slot, [rows *
   // group][entries][slots], and that highest score, [rows * group][entries]; strides in floats.

@@ -84,6 +84,7 @@ struct Scene {
   std::vector<std::unique_ptr<Fenced<std::byte>>> pages;
   std::vector<SlotMask> masks;  // [rows][entries]
   double rounding;              // of a product, what the table loses beyond a float's rounding
+  float softcap = 0;            // AttentionPartial::softcap
   bool gathered = false;        // attend() gives the kernel rows in place of pages
 
   Scene(const KernelTable& table, PageFormat page_shape, int row_count, int group_size, int entry_count, float q_range,
@@ -157,6 +158,7 @@ struct Scene {
     partial.pages = page_list.data();
     partial.masks = live.data();
     partial.mask_row_stride = mask_stride;
+    partial.softcap = softcap;
     if (exponentials != nullptr) {
       partial.weights = exponentials->of(0) + static_cast<std::size_t>(begin * shape.slots);
       partial.weight_stride = exponentials->weight_stride;
@@ -226,6 +228,7 @@ struct Scene {
           magnitude += std::fabs(part);
         }
         size = std::max(size, magnitude);
+        if (softcap != 0) weights.back() = softcap * std::tanh(weights.back() / double{softcap});
         if (seen != nullptr) seen->push_back(values[static_cast<std::size_t>(e)].data() + at);
       }
     }
@@ -234,7 +237,7 @@ struct Scene {
     double sum = 0;
     for (double& weight : weights) sum += weight = std::exp(weight - highest);
     for (double& weight : weights) weight /= sum;
-    return ((static_cast<double>(dim) + 8) * kEpsilon + rounding) * size;
+    return ((static_cast<double>(dim) + 8) * kEpsilon + rounding) * size + 8 * kEpsilon * double{softcap};
   }
 
   // Attention over entries [begin, end), in double. Returns how far rounding may take the result.
