@@ -17,11 +17,19 @@
 namespace kvasir::test {
 namespace {
 
-constexpr std::int64_t kOriginal = 128, kContext = 512;  // of the model
+constexpr std::int64_t kOriginal = 128;  // of the model
 const std::string kShort = "f16", kLong = "f16,rope=long";
 
+std::string original(const std::string& name) {
+  return source_dir() + "/tests/reference/originals/" + name + ".gguf";
+}
+
 std::string phi3_long() {
-  return source_dir() + "/tests/reference/originals/phi3_long.gguf";
+  return original("phi3_long");
+}
+
+std::filesystem::path own_folder() {
+  return std::filesystem::temp_directory_path() / ("kvasir-long-rotation-" + std::to_string(::getpid()));
 }
 
 std::unique_ptr<Engine> open(const std::function<void(EngineOptions&)>& change = {}) {
@@ -128,33 +136,45 @@ TEST(LongRotation, AShortAndALongTextBesideEachOtherHaveTheBitsOfEachAlone) {
 }
 
 TEST(LongRotation, PrefixesServeTheirOwnAnglesAlone) {
-  const std::filesystem::path folder =
-      std::filesystem::temp_directory_path() / ("kvasir-long-rotation-" + std::to_string(::getpid()));
   const RequestOptions brief = request(100, 10), lengthy = request(100, 60);
   const GenerateResult cold = run(*open(), lengthy);
-  const auto with_cache = [&](EngineOptions& options) {
-    options.prefix_memory = 4 * kMiB;
-    options.prefix_dir = folder.string();
+  const auto engine = open([](EngineOptions& options) { options.prefix_memory = 4 * kMiB; });
+  EXPECT_EQ(run(*engine, brief).cached, 0);
+  EXPECT_GE(run(*engine, brief).cached, 64);
+  const GenerateResult first = run(*engine, lengthy);
+  EXPECT_EQ(first.cached, 0);
+  EXPECT_EQ(log_probabilities(first), log_probabilities(cold));
+  const GenerateResult again = run(*engine, lengthy);
+  EXPECT_GE(again.cached, 64);
+  EXPECT_EQ(log_probabilities(again), log_probabilities(cold));
+  EXPECT_GE(run(*engine, brief).cached, 64);
+}
+
+// The disk has parts of 256 tokens; this model's original context is 512.
+TEST(LongRotation, PrefixesOnDiskServeTheirOwnAnglesAlone) {
+  const RequestOptions brief = request(300, 10), lengthy = request(300, 300);
+  const auto open_anew = [](bool stores) {
+    return open([&](EngineOptions& options) {
+      options.model = original("phi3_short");
+      options.prefix_memory = stores ? 4 * kMiB : 0;
+      if (stores) options.prefix_dir = own_folder().string();
+    });
   };
-  {
-    const auto engine = open(with_cache);
-    EXPECT_EQ(run(*engine, brief).cached, 0);
-    EXPECT_GE(run(*engine, brief).cached, 64);
-    const GenerateResult first = run(*engine, lengthy);
-    EXPECT_EQ(first.cached, 0);
-    EXPECT_EQ(log_probabilities(first), log_probabilities(cold));
-    const GenerateResult again = run(*engine, lengthy);
-    EXPECT_GE(again.cached, 64);
-    EXPECT_EQ(log_probabilities(again), log_probabilities(cold));
-    EXPECT_GE(run(*engine, brief).cached, 64);
-  }
-  std::filesystem::remove_all(folder);
+  const GenerateResult cold = run(*open_anew(false), lengthy);
+  EXPECT_EQ(run(*open_anew(true), brief).kv.codec, kShort);
+  const GenerateResult other = run(*open_anew(true), lengthy);
+  EXPECT_EQ(other.kv.codec, kLong);
+  EXPECT_EQ(other.cached, 0);
+  EXPECT_EQ(log_probabilities(other), log_probabilities(cold));
+  EXPECT_EQ(run(*open_anew(true), brief).cached, 256);
+  const GenerateResult again = run(*open_anew(true), lengthy);
+  EXPECT_EQ(again.cached, 256);
+  EXPECT_EQ(log_probabilities(again), log_probabilities(cold));
+  std::filesystem::remove_all(own_folder());
 }
 
 TEST(LongRotation, SessionsForksAndFilesKeepTheirAngles) {
-  const std::string path =
-      (std::filesystem::temp_directory_path() / ("kvasir-long-rotation-" + std::to_string(::getpid()) + ".session"))
-          .string();
+  const std::string path = own_folder().string() + ".session";
   const GenerateOptions generate{.max_tokens = 20, .ignore_eos = true, .sampling = {.temperature = 0}, .logprobs = 3};
   for (const bool is_long : {false, true}) {
     const std::string codec = is_long ? kLong : kShort;
