@@ -1,11 +1,10 @@
 // Session files: a snapshot of a sequence, and the session's other data.
 //
 // Format 2, little-endian: the magic "KVASIRS2", then blocks of {tag u32, zero u32, length u64, bytes, XXH3-128 of all
-// of that}. HEAD names the model, policy and formats; STAT holds page tables, policy, counters, newest tokens, logits,
-// chat and sampler; PAGE, once per column of a table, its pages in their physical layout; LAYR, where layers hold
-// states, all of these; DONE ends the file.
-// Everything is checked before anything is used, and the tables and the policy must agree: a file is restored whole or
-// refused.
+// of that}. HEAD names the model, adapters, policy and formats; STAT holds page tables, policy, counters, newest
+// tokens, logits, chat and sampler; PAGE, once per column of a table, its pages in their physical layout; LAYR, where
+// layers hold states, all of these; DONE ends the file. Everything is checked before anything is used, and the tables
+// and the policy must agree: a file is restored whole or refused.
 //
 // Thread-safety: one caller at a time.
 #pragma once

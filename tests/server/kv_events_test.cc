@@ -68,10 +68,12 @@ TEST(KvEventBatch, TheServersSaltIsNotPublished) {
   collector.stored(4, 0, tokens, "\0mine"s, "");
   collector.stored(5, 0, tokens, "another-secret", "");
   collector.stored(6, 0, tokens, "\0mine"s, "q8");
+  collector.stored(7, 0, tokens, "", "", "lora-1:x");
   const KvEventBatch batch = collector.take(1);
   EXPECT_EQ(encode(batch).find("secret"), std::string::npos);
   const Json events = decode(batch)[1];
-  ASSERT_EQ(events.size(), 5u);
+  ASSERT_EQ(events.size(), 6u);
+  EXPECT_EQ(events[5][8], Json::parse(R"([["kv.adapters=lora-1:x"]])"));
   // One list a block, and only the first block has keys.
   const Json& keys = events[0][8];
   ASSERT_EQ(keys.size(), 2u);
@@ -188,6 +190,7 @@ class Truth final : public PrefixListener {
     EXPECT_TRUE(parent == 0 || blocks.contains(parent));
     EXPECT_EQ(salt, "");
     EXPECT_EQ(codec, "");
+    EXPECT_EQ(adapters, "");
     EXPECT_TRUE(blocks.emplace(hash, Json(std::vector(tokens.begin(), tokens.end()))).second);
   }
   void removed(std::uint64_t hash) override { EXPECT_EQ(blocks.erase(hash), 1u); }

@@ -44,7 +44,7 @@ std::string encode(const KvEventBatch& batch);
 class KvEventCollector {
  public:
   void stored(std::uint64_t hash, std::uint64_t parent, std::span<const std::int32_t> tokens, std::string_view salt,
-              std::string_view codec, std::string_view adapters);
+              std::string_view codec, std::string_view adapters = {});
   void removed(std::uint64_t hash);
   // Replaces the collected events by one that says that all blocks are gone.
   void clear();
