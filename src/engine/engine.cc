@@ -67,7 +67,8 @@ class EngineImpl final : public Engine {
       if (const std::uint64_t ceiling = quotas_.ceiling_of(request.tenant); ceiling > 0)
         place->bytes = std::min(place->bytes, ceiling);
       KVASIR_ASSIGN_OR_RETURN(RequestPlan plan, plan_request(request, shape, *place, model_->config.context));
-      plan.codec = codec_name(codec_for(model_->config, shape.codec(), *place->policy, place->chunk, plan.tokens));
+      plan.codec = codec_name(codec_for(model_->config, shape.codec(), *place->policy, place->chunk,
+                                        longest_text(request.prompt, request.max_tokens)));
       return plan;
     });
   }
@@ -263,7 +264,8 @@ class EngineImpl final : public Engine {
     }
     if (options.lora) {
       KVASIR_ASSIGN_OR_RETURN(const std::vector<AppliedAdapter> asked, apply_adapters(model_->adapters, options.lora));
-      if (!std::ranges::equal(asked, sequence.adapters()))
+      const std::span<const AppliedAdapter> own = sequence.adapters();
+      if (!std::ranges::is_permutation(asked, own))
         return invalid_argument("the session runs with other adapters or scales; name its own or none").about({"lora"});
     }
     KVASIR_ASSIGN_OR_RETURN(RequestText text, base->begin(options));
@@ -295,24 +297,23 @@ class EngineImpl final : public Engine {
                                         place.chunk, model_->config.context, place.bytes));
     KVASIR_RETURN_IF_ERROR(
         quotas_.check_ceiling(options.tenant, shape, place, static_cast<std::int64_t>(text.tokens.size())));
-    KVASIR_ASSIGN_OR_RETURN(const KvCodec codec,
-                            codec_of(options, shape, place, static_cast<std::int64_t>(text.tokens.size())));
+    const KvCodec codec = codec_of(options, shape, place, static_cast<std::int64_t>(text.tokens.size()));
     KVASIR_RETURN_IF_ERROR(cache_.ensure_cache(place.bytes));
     KVASIR_RETURN_IF_ERROR(ensure_queue());
     return requests_->add(options, std::move(text), std::move(place.policy), place.chunk, codec);
   }
 
+  // The tokens that a text may come to have, as its angles are chosen by: nothing that depends on memory.
+  std::int64_t longest_text(std::int64_t prompt, std::int64_t max_tokens) const {
+    return max_tokens < 0 ? model_->config.context : prompt + max_tokens;
+  }
+
   // The codec of a request, with the angles for the longest text that it may become.
-  Result<KvCodec> codec_of(const RequestOptions& options, const KvCacheShape& shape, const CacheSize& place,
-                           std::int64_t prompt) const {
+  KvCodec codec_of(const RequestOptions& options, const KvCacheShape& shape, const CacheSize& place,
+                   std::int64_t prompt) const {
     if (!model_->config.has_long_rotation()) return shape.codec();
-    std::int64_t more = options.pooling != Pooling::kNone ? 0 : options.generate.max_tokens;
-    if (more < 0) {
-      KVASIR_ASSIGN_OR_RETURN(const RequestPlan plan,
-                              plan_request({.prompt = prompt}, shape, place, model_->config.context));
-      more = plan.max_tokens;
-    }
-    return codec_for(model_->config, shape.codec(), *place.policy, place.chunk, prompt + more);
+    const std::int64_t more = options.pooling != Pooling::kNone ? 0 : options.generate.max_tokens;
+    return codec_for(model_->config, shape.codec(), *place.policy, place.chunk, longest_text(prompt, more));
   }
 
   // Cached prefixes give way to a session that is loaded. `bytes`: what it takes, with its tables.

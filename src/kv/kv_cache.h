@@ -66,7 +66,7 @@ struct KvCacheShape {
   // From a rotation to the one in its place with KvCodec::long_rotation; 0: the model has no others. Both kinds of
   // sequences have pages of one format.
   int long_shift = 0;
-  bool long_rotation = false;  // `rotations` are those
+  bool long_rotation = false;  // the rotations in place are those of its page and of `rotations`
   int query_heads = 0;         // of a governed layer; pages do not depend on it, observations of policies do
 
   KvCodec codec() const {

@@ -78,7 +78,7 @@ Status check_pair(const std::string& name, const Tensors& pair, const gguf::Tens
   const std::string_view shown = std::string_view(name).substr(0, kLongestShown);
   if (pair.a == nullptr || pair.b == nullptr)
     return data_loss("tensor {}{} is missing; convert the adapter again", shown, pair.a == nullptr ? kDown : kUp);
-  if (part.is_vector || matrix_dims(base).size() != 2)
+  if (part.is_vector || base.dims.size() > 2)
     return unsupported("tensor {} is {}, and adapters can only add to matrices; train one without it", shown,
                        part.is_vector ? "no matrix" : "a stack of experts' matrices");
   const std::vector<std::uint64_t> dims = matrix_dims(base), down = matrix_dims(*pair.a), up = matrix_dims(*pair.b);
@@ -121,7 +121,7 @@ Result<AdapterMap> map_adapter(const gguf::File& file, const ModelConfig& config
           "tensor {} is a table of embeddings, and adapters can only add to matrices of layers and of the output; "
           "train "
           "one without it",
-          name);
+          std::string_view(name).substr(0, kLongestShown));
     DType a{}, b{};
     const gguf::Tensor& base = *model.tensors[begin->second];
     KVASIR_RETURN_IF_ERROR(check_pair(name, pair, base, model.parts[begin->second], &a, &b));
@@ -129,7 +129,8 @@ Result<AdapterMap> map_adapter(const gguf::File& file, const ModelConfig& config
     map.rank = std::max(map.rank, rank);
     // As llama.cpp: an alpha of 0 stands for the rank.
     const auto factor = static_cast<float>(alpha == 0 ? 1 : alpha / rank);
-    if (!std::isfinite(factor)) return data_loss("adapter.lora.alpha is {}, which no adapter has", alpha);
+    if (!std::isfinite(factor))
+      return data_loss("adapter.lora.alpha is {}, which no adapter has; convert it again", alpha);
     for (auto weight = begin; weight != end; ++weight) {
       const WeightPart& part = model.parts[weight->second];
       map.parts.push_back({static_cast<WeightId>(weight->second),

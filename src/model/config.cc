@@ -10,16 +10,14 @@
 namespace kvasir {
 namespace {
 
-Result<AttentionSpec> read_attention(Keys& keys, int width) {
+Result<AttentionSpec> read_attention(Keys& keys, int width, bool latent) {
   AttentionSpec spec;
   KVASIR_ASSIGN_OR_RETURN(spec.heads, keys.positive("attention.head_count", kMaxHeads));
   if (!keys.has("attention.key_length") && width % spec.heads != 0)
     return data_loss("an embedding of {} does not divide among {} heads", width, spec.heads);
-  const bool latent = keys.has("attention.kv_lora_rank");
   const int most = latent ? kMaxHeadDim : kMaxValueDim;
   KVASIR_ASSIGN_OR_RETURN(spec.head_dim, keys.positive_or("attention.key_length", 1 << 16, width / spec.heads));
-  KVASIR_ASSIGN_OR_RETURN(const int value_length,
-                          keys.positive_or("attention.value_length", 1 << 16, spec.head_dim));
+  KVASIR_ASSIGN_OR_RETURN(const int value_length, keys.positive_or("attention.value_length", 1 << 16, spec.head_dim));
   if (spec.head_dim > most || spec.head_dim < 2)
     return unsupported("a head dimension of {} is outside 2 to {}", spec.head_dim, most);
   if (value_length != spec.head_dim && !latent)
@@ -64,6 +62,8 @@ Status check_sizes_of_layers(const ModelConfig& config) {
     if (layer.feed_forward.hidden < 1) return data_loss("the feed-forward network of layer {} has no size", l);
     if (layer.state) continue;
     const AttentionSpec& attention = layer.attention;
+    if (!attention.latent && attention.head_dim > kMaxValueDim)
+      return unsupported("a head dimension of {} is outside 2 to {}", attention.head_dim, kMaxValueDim);
     if (attention.kv_heads < 1 || attention.heads % attention.kv_heads != 0)
       return data_loss("{} query heads do not divide among {} KV heads, in layer {}", attention.heads,
                        attention.kv_heads, l);
@@ -96,7 +96,7 @@ std::string_view ModelConfig::architecture() const {
 }
 
 bool ModelConfig::has_long_rotation() const {
-  return !rotary.front().long_inverse_frequencies.empty();
+  return family->long_rotation && !rotary.front().long_inverse_frequencies.empty();
 }
 
 std::int64_t ModelConfig::context_of(bool long_rotation) const {
@@ -148,7 +148,7 @@ Result<ModelConfig> read_model_config(const gguf::File& file, std::span<const Fa
   layer.feed_forward = config.family->feed_forward;
   KVASIR_ASSIGN_OR_RETURN(config.pooling, read_pooling(keys));
   KVASIR_ASSIGN_OR_RETURN(config.context, keys.positive("context_length", 1 << 30));
-  KVASIR_ASSIGN_OR_RETURN(layer.attention, read_attention(keys, config.width));
+  KVASIR_ASSIGN_OR_RETURN(layer.attention, read_attention(keys, config.width, config.family->latent));
   config.norm = config.family->norm;
   KVASIR_ASSIGN_OR_RETURN(config.norm_eps, read_norm_eps(keys, config.norm));
   config.layers.assign(static_cast<std::size_t>(layers), layer);
@@ -164,7 +164,8 @@ Result<ModelConfig> read_model_config(const gguf::File& file, std::span<const Fa
   config.vocabulary = static_cast<int>(embedding->dims[1]);
   config.rotary.resize(1);
   KVASIR_ASSIGN_OR_RETURN(config.rotary.front(),
-                          read_rotary_embedding(file, architecture, rotary, config.context, config.family->yarn));
+                          read_rotary_embedding(file, architecture, rotary, config.context, config.family->yarn,
+                                                config.family->long_rotation));
   if (config.family->adjust != nullptr) KVASIR_RETURN_IF_ERROR(config.family->adjust(keys, &config));
   KVASIR_RETURN_IF_ERROR(keys.refuse_other_features());
   KVASIR_RETURN_IF_ERROR(check_sizes_of_layers(config));

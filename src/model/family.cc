@@ -74,6 +74,8 @@ Status read_experts(Keys& keys, ModelConfig* model, const ExpertsSpec& usual) {
   } else if (keys.has("expert_shared_count")) {
     KVASIR_ASSIGN_OR_RETURN(const std::uint64_t shared, keys.count("expert_shared_count"));
     if (shared > 1024) return data_loss("{} is {}, above 1024", keys.name("expert_shared_count"), shared);
+    if (static_cast<std::uint64_t>(experts.hidden) * shared > 1 << 22)
+      return data_loss("{} shared experts of {} are implausible", shared, experts.hidden);
     experts.shared_hidden = experts.hidden * static_cast<int>(shared);
   }
   if (keys.has("expert_weights_scale")) {

@@ -44,6 +44,8 @@ struct Family {
   FeedForwardSpec feed_forward;  // its sizes are read from the file
   TensorLayout tensors;
   YarnRules yarn;
+  bool latent = false;         // latent attention: keys and values of a page may differ from those of a head
+  bool long_rotation = false;  // files may have LongRoPE's two sets of angles
   // Changes a model whose layers are all alike, with the sizes, heads and rotation that the usual keys say, into what
   // the file describes. Null: nothing else is to be read.
   Status (*adjust)(Keys& keys, ModelConfig* model) = nullptr;

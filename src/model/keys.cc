@@ -78,7 +78,8 @@ Status Keys::refuse_other_features() const {
       return unsupported("{} = {}: models of this kind are not supported; use one without it", name(feature.key),
                          value);
   }
-  for (const std::string_view key : {"attention.sliding_window_pattern", "rope.dimension_sections"})
+  for (const std::string_view key :
+       {"attention.sliding_window_pattern", "rope.dimension_sections", "attention.kv_lora_rank"})
     if (has(key) && !read_.contains(key))
       return unsupported("{}: models of this kind are not supported; use one without it", name(key));
   if (has("attention.causal")) {

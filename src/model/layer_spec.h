@@ -48,8 +48,8 @@ struct AttentionSpec {
   // A number for each query head, which its softmax counts as one more score, of a token without a value: tensor
   // attn_sinks.weight (gpt-oss, arXiv 2508.10925, section 2.2).
   bool sinks = false;
-  bool gated =
-      false;  // what a head gives is multiplied by sigmoid(gate(x)): attn_q has its rows behind the head's queries
+  // What a head gives is multiplied by sigmoid(gate(x)); attn_q has the gate's rows behind the head's queries.
+  bool gated = false;
   // Queries are multiplied by 1 + temperature * ln(1 + floor(position / temperature_span)) (Llama 4; Nakanishi, arXiv
   // 2501.19399).
   float temperature = 0;

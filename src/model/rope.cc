@@ -113,7 +113,8 @@ Status read_long_rope(const gguf::File& file, const std::string& rope_prefix, st
                       RotaryEmbedding* rope) {
   for (const std::string_view factors : {kShortFactors, kLongFactors})
     if (file.find_tensor(factors) == nullptr)
-      return data_loss("tensor {} is missing: this file holds no whole model with LongRoPE", factors);
+      return data_loss("tensor {} is missing: this file holds no whole model with LongRoPE; convert the model again",
+                       factors);
   const std::string scaling = rope_prefix + "scaling.";
   KVASIR_ASSIGN_OR_RETURN(const std::uint64_t original, file.get_uint(scaling + "original_context_length"));
   if (original < 2 || original > static_cast<std::uint64_t>(context))
@@ -144,7 +145,7 @@ Result<RotaryEmbedding> plain_rotary_embedding(int dims, double base) {
 }
 
 Result<RotaryEmbedding> read_rotary_embedding(const gguf::File& file, std::string_view prefix, int dims,
-                                              std::int64_t context, const YarnRules& rules) {
+                                              std::int64_t context, const YarnRules& rules, bool long_rotation) {
   const std::string rope_prefix = std::string(prefix) + ".rope.";
   double base = 10000;
   if (file.find(rope_prefix + "freq_base") != nullptr) {
@@ -152,7 +153,18 @@ Result<RotaryEmbedding> read_rotary_embedding(const gguf::File& file, std::strin
     if (!(base > 1)) return data_loss("{}freq_base is {}, not above 1", rope_prefix, base);
   }
   KVASIR_ASSIGN_OR_RETURN(RotaryEmbedding rope, plain_rotary_embedding(dims, base));
-  if (file.find_tensor(kShortFactors) != nullptr || file.find_tensor(kLongFactors) != nullptr) {
+  const std::string type_key = rope_prefix + "scaling.type";
+  std::string_view type;
+  if (long_rotation && file.find(type_key) != nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(type, file.get_string(type_key));
+  }
+  if (long_rotation &&
+      (type == "longrope" || file.find_tensor(kShortFactors) != nullptr || file.find_tensor(kLongFactors) != nullptr)) {
+    if (!type.empty() && type != "longrope" && type != "none")
+      return unsupported("{} is '{}' in a file with LongRoPE's factors: such models are not supported", type_key,
+                         type.substr(0, 32));
+    if (file.find_tensor(kRotaryFactors) != nullptr)
+      return unsupported("tensor {} beside LongRoPE's factors: such models are not supported", kRotaryFactors);
     KVASIR_RETURN_IF_ERROR(read_long_rope(file, rope_prefix, context, &rope));
     return rope;
   }

@@ -45,8 +45,10 @@ inline constexpr std::string_view kLongFactors = "rope_factors_long.weight";
 Result<RotaryEmbedding> plain_rotary_embedding(int dims, double base);
 
 // `prefix`: the architecture's name. `dims`: rotated dimensions. `context`: trained context, used as YaRN's original
-// context if the file names none. Errors: kUnsupported for other rules (named), kDataLoss for values out of range.
+// context if the file names none. `long_rotation`: LongRoPE is read, too. Errors: kUnsupported for other rules (named),
+// kDataLoss for values out of range.
 Result<RotaryEmbedding> read_rotary_embedding(const gguf::File& file, std::string_view prefix, int dims,
-                                              std::int64_t context, const YarnRules& rules = {});
+                                              std::int64_t context, const YarnRules& rules = {},
+                                              bool long_rotation = false);
 
 }  // namespace kvasir

@@ -51,7 +51,8 @@ class Layout {
     weights->output = weights->embedding;
     if (file_.find_tensor("output.weight") != nullptr)
       KVASIR_RETURN_IF_ERROR(matrix("output.weight", {c.vocabulary, c.width}, &weights->output));
-    for (const std::string_view factors : {kRotaryFactors, kShortFactors, kLongFactors}) known_.emplace(factors);
+    known_.emplace(kRotaryFactors);
+    if (c.has_long_rotation()) known_.insert({std::string(kShortFactors), std::string(kLongFactors)});
     for (const gguf::Tensor& tensor : file_.tensors())
       if (known_.find(std::string(tensor.name)) == known_.end() && !predicts_further(tensor.name))
         return unsupported("tensor {} is not part of a {} model as supported; running without it would be wrong",

@@ -29,7 +29,8 @@
 
 namespace kvasir {
 
-// Checks that a policy which offloads has a folder for its file, and pages of 16 or 32 bits. Errors: kInvalidArgument.
+// Checks that a policy which offloads has a folder for its file, pages of 16 or 32 bits, and a model none of whose
+// layers reads another's. Errors: kInvalidArgument, kUnsupported.
 Status check_offload(const RetentionPolicy& policy, const KvCacheShape& shape, const ColdTier* tier);
 
 class FollowerHeads final : public OffloadedPages {

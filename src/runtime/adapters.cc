@@ -14,9 +14,6 @@
 namespace kvasir {
 namespace {
 
-// Raised with every change of the bits of what adapters add.
-constexpr int kAdapterVersion = 1;
-
 Status check_scale(float scale) {
   if (std::isfinite(scale)) return {};
   return invalid_argument("an adapter's scale must be a finite number").about({"lora"});
@@ -35,10 +32,6 @@ Status in_file(const Status& status, const std::string& path) {
   return Status(status.code(), fmt::format("adapter '{}': {}", path, message)).about({"lora"});
 }
 
-}  // namespace
-
-namespace {
-
 Result<std::size_t> number_of(std::span<const Adapter> adapters, const AdapterScale& asked) {
   if (asked.name.empty()) {
     if (asked.id >= 0 && static_cast<std::size_t>(asked.id) < adapters.size())
@@ -49,7 +42,9 @@ Result<std::size_t> number_of(std::span<const Adapter> adapters, const AdapterSc
   }
   const auto found = std::ranges::find(adapters, asked.name, &Adapter::name);
   if (found == adapters.end())
-    return invalid_argument("there is no adapter '{}'", asked.name.substr(0, 64)).about({"lora"});
+    return invalid_argument("there is no adapter '{}'; GET /lora-adapters lists those that are loaded",
+                            asked.name.substr(0, 64))
+        .about({"lora"});
   if (std::ranges::count(adapters, asked.name, &Adapter::name) > 1)
     return invalid_argument("several adapters have the name '{}'; give the id of one", asked.name.substr(0, 64))
         .about({"lora"});

@@ -17,6 +17,9 @@
 
 namespace kvasir {
 
+// Raised with every change of the bits of what adapters add.
+inline constexpr int kAdapterVersion = 1;
+
 // What is known of a loaded adapter. Its number is its place in the list.
 struct Adapter {
   std::string name;           // general.name, or the file's name without its folder and extension

@@ -303,11 +303,12 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   return model;
 }
 
-std::string LoadedModel::arithmetic_id(const PageFormat& format) const {
+std::string LoadedModel::arithmetic_id(const PageFormat& format, bool adapted) const {
   // Which tokens are encoded again, and when, also decides bits: raise this with every change of it.
   constexpr int kPacking = 2;
   std::string id = backend->arithmetic_id(format);
   if (format.encoded()) id += fmt::format("/packing-{}", kPacking);
+  if (adapted) id += fmt::format("/lora-{}", kAdapterVersion);
   std::vector<std::string> mixers;
   for (const LayerSpec& layer : config.layers)
     if (layer.state) mixers.push_back(layer.state->mixer->arithmetic_id());

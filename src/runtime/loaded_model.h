@@ -61,7 +61,8 @@ struct LoadedModel {
   // per partial; behind kStatesOfId the mixers of layers with states. Sequences of equal ids may be continued by each
   // other.
   static constexpr std::string_view kStatesOfId = "/states=";
-  std::string arithmetic_id(const PageFormat& format) const;
+  // `adapted`: of texts that run with adapters.
+  std::string arithmetic_id(const PageFormat& format, bool adapted = false) const;
 
   // Returns the store behind a cache of new_cache.
   PageStore* store_of(const KvCache& cache) const { return cache.pool().store(); }

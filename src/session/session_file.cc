@@ -302,8 +302,9 @@ Status save_session(const std::string& path, const Sequence& sequence, int chunk
   KVASIR_RETURN_IF_ERROR(writer.magic());
   std::vector<std::byte> bytes;
   ByteWriter out(&bytes);
-  put_head(out, {model.fingerprint, model.arithmetic_id(format), sequence.policy().traits().spec,
-                 stored_codec_name(sequence.shape().codec()), format.slots, chunk, saved_adapters(sequence)});
+  put_head(out, {model.fingerprint, model.arithmetic_id(format, !sequence.adapters().empty()),
+                 sequence.policy().traits().spec, stored_codec_name(sequence.shape().codec()), format.slots, chunk,
+                 saved_adapters(sequence)});
   KVASIR_RETURN_IF_ERROR(writer.block(kHead, bytes));
   bytes.clear();
   write_sequence(sequence, out);
@@ -376,7 +377,7 @@ Result<LoadedSession> restore_session(const SessionParts& parts, const std::shar
   const ParsedCodec codec = parse_codec(parts.head.kv_type);
   if (!codec.error.empty() || !cache->allows(codec.codec)) return damaged("its page type is not one of the cache's");
   const PageFormat format = cache->shape().with(codec.codec).page;
-  const std::string own = model->arithmetic_id(format);
+  const std::string own = model->arithmetic_id(format, !parts.adapters.empty());
   session.other_arithmetic = session.head.arithmetic != own;
   const auto mixers = [](std::string_view id) {
     return id.substr(std::min(id.find(LoadedModel::kStatesOfId), id.size()));

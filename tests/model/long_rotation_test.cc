@@ -109,12 +109,13 @@ TEST(LongRotation, TheLengthThatARequestMayReachDecides) {
 }
 
 // What memory holds bounds a request without a limit of its own.
-TEST(LongRotation, MemoryMayKeepARequestShort) {
+// Memory would end the answer before the original context does.
+TEST(LongRotation, MemoryDoesNotChooseTheAngles) {
   const auto model = load(phi3_long());
   const std::uint64_t memory = KvCache::cost(model->kv_shape, {}, 3);  // fewer than 128 tokens
   const auto engine = open([&](EngineOptions& options) { options.kv_memory = memory; });
   const GenerateResult result = run(*engine, request(20, -1));
-  EXPECT_EQ(result.kv.codec, kShort);
+  EXPECT_EQ(result.kv.codec, kLong);
   EXPECT_LT(result.kv.seen, kOriginal);
 }
 
@@ -129,7 +130,6 @@ TEST(LongRotation, AShortAndALongTextBesideEachOtherHaveTheBitsOfEachAlone) {
   const auto first = engine->submit(brief), second = engine->submit(lengthy), third = engine->submit(same_as_long);
   ASSERT_TRUE(first.ok() && second.ok() && third.ok());
   auto results = run_all(*engine);
-  EXPECT_GT(engine->report().mixed_passes + engine->report().passes, 0);
   EXPECT_EQ(log_probabilities(results[*first]), log_probabilities(brief_alone));
   EXPECT_EQ(log_probabilities(results[*second]), log_probabilities(long_alone));
   EXPECT_EQ(log_probabilities(results[*third]), log_probabilities(other_angles));

@@ -17,6 +17,7 @@ import time
 from live_server import LiveServer
 
 MODELS = {
+    "gemma2": "windows, soft caps",
     "gemma3": "windows",
     "gemma4": "windows, and layers that read the keys of others",
     "gpt_oss": "experts, sinks, windows",

@@ -20,8 +20,12 @@ std::string CpuBackend::arithmetic_id(const PageFormat& format) const {
   // Raised with every change of the bits that a kernel table gives, or of the layout of encoded pages.
   constexpr int kVersion = 1;
   constexpr int kEncodedVersion = 2;
-  return fmt::format("{}/{}/{}/{}", kernels_.arithmetic, format.encoded() ? kEncodedVersion : kVersion, format.slots,
-                     kPartialEntries);
+  constexpr int kSoftcapVersion = 1;
+  std::string id = fmt::format("{}/{}/{}/{}", kernels_.arithmetic, format.encoded() ? kEncodedVersion : kVersion,
+                               format.slots, kPartialEntries);
+  if (std::ranges::any_of(shape_.layers, [](const LayerShape& layer) { return layer.softcap != 0; }))
+    id += fmt::format("/softcap-{}", kSoftcapVersion);
+  return id;
 }
 
 float* CpuBackend::ensure(Activation activation, int width) {

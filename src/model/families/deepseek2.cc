@@ -70,6 +70,7 @@ const Family& deepseek2_family() {
       .name = "deepseek2",
       .covers = "DeepSeek-V2-Lite, GLM-4.7-Flash",
       .yarn = {.plain_magnitude = true},
+      .latent = true,
       .adjust = adjust_deepseek2,
   };
   return kFamily;

@@ -48,7 +48,7 @@ Status share_keys(Keys& keys, ModelConfig* model) {
     for (std::size_t source = 0; source < layers - shared; ++source)
       if (model->layers[source].attention.window == attention.window) attention.keys_of = static_cast<int>(source);
     if (attention.keys_of < 0)
-      return data_loss("layer {} has no keys, and no layer before layer {} has such as it needs", l, layers - shared);
+      return data_loss("layer {} has no keys, and no layer before layer {} has the same window", l, layers - shared);
     const AttentionSpec& source = model->layers[static_cast<std::size_t>(attention.keys_of)].attention;
     if (source.kv_heads != attention.kv_heads)
       return data_loss("layer {} reads keys of {} heads, and layer {} has {}", l, attention.kv_heads, attention.keys_of,
@@ -78,6 +78,8 @@ Status adjust_gemma4(Keys& keys, ModelConfig* model) {
     };
     layer.norms_after = true;
     layer.scaled = has("layer_output_scale.weight");
+    if (layer.experts && layer.experts->shared_hidden > 0)
+      return unsupported("{}: shared experts beside a network are not supported", keys.name("expert_shared_*"));
     if (layer.experts) layer.experts->output_scales = has("ffn_down_exps.scale");
     AttentionSpec& attention = layer.attention;
     attention.scale = 1;

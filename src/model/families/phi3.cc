@@ -21,6 +21,7 @@ const Family& phi3_family() {
       .name = "phi3",
       .covers = "Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini",
       .tensors = {.pairs = RotaryPairs::kHalves, .fused_qkv = Presence::kOptional, .fused_gate_up = true},
+      .long_rotation = true,
       .adjust = adjust_phi3,
   };
   return kFamily;

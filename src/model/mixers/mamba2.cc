@@ -55,9 +55,9 @@ KVASIR_WIDE_VECTORS void decay_write_read(float* __restrict s, float decay, cons
 // any width do alike.
 [[gnu::always_inline]] inline float exponential(float x) {
   constexpr float kRound = 12582912;  // 1.5 * 2^23: adding and subtracting it rounds to a whole number
-  x = x < -87.0F ? -87.0F : x;
-  x = x > 87.0F ? 87.0F : x;
-  const float power = (x * 1.44269504F + kRound) - kRound;
+  const float within = x > -87.0F ? (x < 87.0F ? x : 87.0F) : -87.0F;  // of NaN too, which the sum below brings back
+  const float power = (within * 1.44269504F + kRound) - kRound;
+  x = x == x ? within : x;
   const float rest = (x - power * 0.693359375F) + power * 2.12194440e-4F;  // x - power ln 2, ln 2 in two parts
   float sum = 1.9875691500e-4F;
   sum = sum * rest + 1.3981999507e-3F;

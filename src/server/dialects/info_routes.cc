@@ -199,7 +199,8 @@ void InfoRoutes::set_adapters(Exchange exchange) const {
   if (!scales.ok()) return exchange.refuse(scales.status());
   if (model->served == nullptr)
     return exchange.refuse(400,
-                           "the model is not loaded: its adapters get their scales from the server's options then");
+                           "the model is not loaded: its adapters get their scales from the server's options then; "
+                           "send it a request first");
   answer_adapters(std::move(exchange), model->defaults.name,
                   [scales = std::move(*scales)](Engine& engine) { return engine.set_lora(scales); });
 }

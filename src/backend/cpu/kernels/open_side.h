@@ -47,7 +47,7 @@ struct SideOpener {
   using Ints = typename Simd::Ints;
 
   static void open_outliers(const EncodedSide& side, OpenSide& open) {
-    // Exact for places, which are below 2^15, and rows of at least 16 and at most 512 elements.
+    // Exact for places below 2^15, and rows of at least 16 and at most 512 elements: pages with values have no others.
     const std::uint64_t reciprocal = (1U << 24) / static_cast<unsigned>(side.count) + 1;
     for (int o = 0; o < side.outliers; ++o) {
       const std::byte* at = side.places + static_cast<std::size_t>(o) * kOutlierBytes;

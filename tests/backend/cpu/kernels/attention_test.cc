@@ -1,6 +1,7 @@
 #include <bit>
 
 #include "backend/cpu/kernels/attention_scene.h"
+#include "backend/cpu/kernels/encode_page.h"
 
 namespace kvasir::test {
 namespace {
@@ -109,10 +110,12 @@ TEST_P(AttentionTest, ExtremeScores) {
     for (const int head_dim : {20, 64}) {
       for (const float range : {0.0F, 20.0F, 80.0F, 500.0F}) {
         Scene scene(table(), {head_dim, 32, type}, 6, 4, 8, range, random);
-        if (head_dim == 64) scene.softcap = 50;
         SCOPED_TRACE(scene.describe());
-        State state = scene.attend_all(table(), 0, scene.rows);
-        scene.expect_softmax(table(), state, 0, scene.entries);
+        for (const float softcap : {0.0F, 50.0F}) {
+          scene.softcap = softcap;
+          State state = scene.attend_all(table(), 0, scene.rows);
+          scene.expect_softmax(table(), state, 0, scene.entries);
+        }
       }
     }
   }
@@ -339,6 +342,45 @@ TEST_P(AttentionTest, WhatIsNoNumberShows) {
       }
     }
   }
+}
+
+// Opened as floats, keys are those of any page, and values are the same numbers token by token.
+TEST_P(AttentionTest, LatentPagesOpenToTheSameBitsEverywhere) {
+  Random random(21);
+  for (const KvType type : {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kQ8, KvType::kQ4, KvType::kQ4O})
+    for (const int slots : {16, 32, 64})
+      for (const int head_dim : {20, 48, kMaxHeadDim}) {
+        const PageFormat format{.head_dim = head_dim, .slots = slots, .key = type, .value = type, .latent = true};
+        const PageFormat open = format.open();
+        const auto count = static_cast<std::size_t>(head_dim * slots);
+        ASSERT_EQ(format.bytes(), format.key_bytes());
+        Fenced<std::byte> filled(open.bytes(), std::size_t{64}), page(format.bytes(), std::size_t{64});
+        std::vector<float> keys(count);
+        for (int s = 0; s < slots; ++s) {
+          const std::vector<float> key = random.floats(static_cast<std::size_t>(head_dim), 3.0F);
+          table().store_kv(open, filled.data(), s, key.data(), nullptr);
+          for (int d = 0; d < head_dim; ++d)
+            keys[static_cast<std::size_t>(d * slots + s)] = key[static_cast<std::size_t>(d)];
+        }
+        ASSERT_TRUE(filled.intact());
+        if (format.encoded()) {
+          encode_page(format, filled.data(), slot_range(0, slots), page.data());
+          ASSERT_TRUE(page.intact());
+        } else {
+          std::copy_n(filled.data(), open.bytes(), page.data());
+        }
+        Fenced<float> out(2 * count), wanted(2 * count);
+        table().open_latent(format, page.data(), out.data());
+        generic_kernels().open_latent(format, page.data(), wanted.data());
+        ASSERT_TRUE(out.intact() && same_bits(out.data(), wanted.data(), 2 * count)) << codec_name(format);
+        for (int s = 0; s < slots; ++s)
+          for (int d = 0; d < head_dim; ++d) {
+            const auto at = static_cast<std::size_t>(d * slots + s);
+            ASSERT_EQ(out[count + static_cast<std::size_t>(s * head_dim + d)], out[at]);
+            if (type == KvType::kF32) ASSERT_EQ(out[at], keys[at]);
+            ASSERT_NEAR(out[at], keys[at], is_encoded(type) ? 0.5 : 0.02);
+          }
+      }
 }
 
 TEST_P(AttentionTest, TheLargestHead) {
