@@ -47,7 +47,9 @@ Status read_sizes_of_layers(Keys& keys, ModelConfig* config) {
   const int heads = config->layers.front().attention.heads;
   KVASIR_ASSIGN_OR_RETURN(const std::vector<int> kv_heads,
                           keys.of_layers("attention.head_count_kv", layers, kMaxHeads, heads));
-  if (!keys.has("feed_forward_length")) return data_loss("{} is missing", keys.name("feed_forward_length"));
+  // Files whose layers all have experts need not say the size of other networks.
+  if (!keys.has("feed_forward_length") && !keys.has("expert_feed_forward_length"))
+    return data_loss("{} is missing", keys.name("feed_forward_length"));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<int> hidden, keys.of_layers("feed_forward_length", layers, 1 << 22, 0));
   for (std::size_t l = 0; l < config->layers.size(); ++l) {
     config->layers[l].attention.kv_heads = kv_heads[l];
@@ -59,7 +61,10 @@ Status read_sizes_of_layers(Keys& keys, ModelConfig* config) {
 Status check_sizes_of_layers(const ModelConfig& config) {
   for (int l = 0; l < config.layer_count(); ++l) {
     const LayerSpec& layer = config.layers[static_cast<std::size_t>(l)];
-    if (layer.feed_forward.hidden < 1) return data_loss("the feed-forward network of layer {} has no size", l);
+    if (layer.experts && layer.experts->hidden < 1) return data_loss("the experts of layer {} have no size", l);
+    const bool has_network = !layer.experts || layer.experts->beside_network;
+    if (has_network && layer.feed_forward.hidden < 1)
+      return data_loss("the feed-forward network of layer {} has no size", l);
     if (layer.state) continue;
     const AttentionSpec& attention = layer.attention;
     if (!attention.latent && attention.head_dim > kMaxValueDim)

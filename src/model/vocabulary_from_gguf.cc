@@ -57,9 +57,10 @@ Result<TokenizerKind> read_kind(const gguf::File& file) {
   KVASIR_ASSIGN_OR_RETURN(const std::string_view model, required(file.get_string(kModel), kModel));
   if (model == "llama") return TokenizerKind::kSpm;
   if (model == "gpt2") return TokenizerKind::kBpe;
+  if (model == "gemma4") return TokenizerKind::kSpmMerges;
   return unsupported(
-      "the tokenizer \"{}\" ({}) is not supported; Kvasir runs models with \"llama\" (SentencePiece) and \"gpt2\" "
-      "(byte-level BPE)",
+      "the tokenizer \"{}\" ({}) is not supported; Kvasir runs models with \"llama\" (SentencePiece), \"gemma4\" "
+      "(SentencePiece with a list of merges) and \"gpt2\" (byte-level BPE)",
       model, kModel);
 }
 
@@ -78,9 +79,9 @@ Status read_pieces(const gguf::File& file, Vocabulary* vocabulary) {
   return {};
 }
 
-// Byte-level BPE has no scores.
+// A tokenizer with merges needs no scores.
 Status read_scores(const gguf::File& file, Vocabulary* vocabulary) {
-  if (vocabulary->tokenizer == TokenizerKind::kBpe) {
+  if (vocabulary->tokenizer != TokenizerKind::kSpm) {
     vocabulary->scores.resize(vocabulary->pieces.size());
     return {};
   }
@@ -117,7 +118,7 @@ Status read_ids(const gguf::File& file, Vocabulary* vocabulary) {
       if (id) vocabulary->kinds[static_cast<std::size_t>(*id)] = TokenKind::kControl;
     }
   }
-  const bool spm = vocabulary->tokenizer == TokenizerKind::kSpm;
+  const bool spm = vocabulary->tokenizer != TokenizerKind::kBpe;
   if (!vocabulary->bos) vocabulary->bos = default_id(*vocabulary, spm ? 1 : 11, TokenKind::kControl);
   if (!vocabulary->eos) vocabulary->eos = default_id(*vocabulary, spm ? 2 : 11, TokenKind::kControl);
   if (!vocabulary->unknown && spm) vocabulary->unknown = default_id(*vocabulary, 0, TokenKind::kUnknown);
@@ -142,12 +143,17 @@ void assume_pre_tokenizer(const gguf::File& file, Vocabulary* vocabulary) {
   }
 }
 
-// Reads the keys of byte-level BPE alone. Returns whether BOS is added by default.
-Result<bool> read_bpe(const gguf::File& file, Vocabulary* vocabulary) {
+Status read_merges(const gguf::File& file, Vocabulary* vocabulary) {
   constexpr std::string_view kMerges = "tokenizer.ggml.merges";
-  constexpr std::string_view kPre = "tokenizer.ggml.pre";
   KVASIR_ASSIGN_OR_RETURN(const auto merges, required(file.get_strings(kMerges), kMerges));
   vocabulary->merges.assign(merges.begin(), merges.end());
+  return {};
+}
+
+// Reads the keys of byte-level BPE alone. Returns whether BOS is added by default.
+Result<bool> read_bpe(const gguf::File& file, Vocabulary* vocabulary) {
+  constexpr std::string_view kPre = "tokenizer.ggml.pre";
+  KVASIR_RETURN_IF_ERROR(read_merges(file, vocabulary));
   if (file.find(kPre) != nullptr) {
     KVASIR_ASSIGN_OR_RETURN(vocabulary->pre_tokenizer, file.get_string(kPre));
   } else {
@@ -195,11 +201,15 @@ Result<Vocabulary> vocabulary_from_gguf(const gguf::File& file) {
   if (vocabulary.tokenizer == TokenizerKind::kBpe) {
     KVASIR_ASSIGN_OR_RETURN(adds_bos, read_bpe(file, &vocabulary));
   } else {
-    KVASIR_ASSIGN_OR_RETURN(vocabulary.add_space_prefix, bool_or(file, "tokenizer.ggml.add_space_prefix", true));
+    const bool merges = vocabulary.tokenizer == TokenizerKind::kSpmMerges;
+    if (merges) KVASIR_RETURN_IF_ERROR(read_merges(file, &vocabulary));
+    KVASIR_ASSIGN_OR_RETURN(vocabulary.add_space_prefix, bool_or(file, "tokenizer.ggml.add_space_prefix", !merges));
     KVASIR_RETURN_IF_ERROR(read_strip_after(file, &vocabulary));
   }
   KVASIR_ASSIGN_OR_RETURN(vocabulary.add_bos,
                           bool_or(file, "tokenizer.ggml.add_bos_token", adds_bos && vocabulary.bos.has_value()));
+  // Early files of Gemma 4 say that it is not added. The model was trained with it.
+  if (vocabulary.tokenizer == TokenizerKind::kSpmMerges) vocabulary.add_bos = vocabulary.bos.has_value();
   KVASIR_ASSIGN_OR_RETURN(vocabulary.add_eos, bool_or(file, "tokenizer.ggml.add_eos_token", false));
   find_end_tokens(&vocabulary);
   return vocabulary;

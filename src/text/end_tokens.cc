@@ -7,7 +7,8 @@
 namespace kvasir {
 namespace {
 
-constexpr std::array<std::string_view, 4> kEndsOfTurn = {"<|end|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>"};
+constexpr std::array<std::string_view, 5> kEndsOfTurn = {"<|end|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>",
+                                                         "<turn|>"};
 
 constexpr std::array<std::string_view, 12> kOtherEnds = {
     "<|endoftext|>",

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <deque>
+#include <limits>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -93,8 +95,15 @@ class Adjacency {
   std::unordered_set<std::uint64_t> others_;
 };
 
-using SpmMerger =
-    PairMerger<float>;  // of tokens; kNoToken for a character not looked up yet. Costs are negated scores.
+// Of symbols: tokens; kNoToken for a character that is none, or is not looked up yet; and numbers from the vocabulary's
+// size on, for texts that exist only between merges. Costs are negated scores, or places in the list of merges.
+using SpmMerger = PairMerger<float>;
+
+constexpr std::size_t kMostMerges = std::size_t{1} << 24;  // whose places are floats
+
+std::uint64_t symbols_key(TokenId left, TokenId right) {
+  return std::uint64_t{static_cast<std::uint32_t>(left)} << 32 | static_cast<std::uint32_t>(right);
+}
 
 class SpmTokenizer final : public Tokenizer {
  public:
@@ -115,13 +124,22 @@ class SpmTokenizer final : public Tokenizer {
 
   Result<std::vector<TokenId>> encode_parts(std::span<const TextPart> parts, bool add_special,
                                             std::span<const TokenId> reserved, bool continues) const override;
+  Status read_merges();
+  TokenId intern(std::string_view text);
+  std::optional<SpmMerger::Union> find_merge(const MergeSymbol& left, const MergeSymbol& right, std::string_view run,
+                                             const Encoding& encoding) const;
   void encode_text(std::string_view text, Encoding* encoding) const;
   void merge_run(std::string_view run, Encoding* encoding) const;
   void emit_character(std::string_view character, Encoding* encoding) const;
   TokenId find(std::string_view piece, std::span<const TokenId> reserved) const;
+  bool is_token(TokenId symbol) const {
+    return symbol >= 0 && static_cast<std::size_t>(symbol) < vocabulary_.pieces.size();
+  }
 
   Vocabulary vocabulary_;
-  std::unordered_map<std::string_view, TokenId> pieces_;  // keys point into vocabulary_.pieces
+  std::unordered_map<std::string_view, TokenId> pieces_;  // keys point into vocabulary_.pieces and between_merges_
+  std::deque<std::string> between_merges_;                // the texts of symbols that are no tokens
+  std::unordered_map<std::uint64_t, SpmMerger::Union> merges_;  // by symbols_key; only of kSpmMerges
   std::array<TokenId, 256> byte_tokens_;
   std::unique_ptr<SpecialTokens> special_;
   Adjacency adjacency_;
@@ -156,6 +174,37 @@ Status SpmTokenizer::initialize() {
     }
   }
   special_ = std::make_unique<SpecialTokens>(vocabulary_);
+  return vocabulary_.tokenizer == TokenizerKind::kSpmMerges ? read_merges() : Status();
+}
+
+TokenId SpmTokenizer::intern(std::string_view text) {
+  if (const auto found = pieces_.find(text); found != pieces_.end()) return found->second;
+  const auto symbol = static_cast<TokenId>(vocabulary_.pieces.size() + between_merges_.size());
+  pieces_.emplace(between_merges_.emplace_back(text), symbol);
+  return symbol;
+}
+
+Status SpmTokenizer::read_merges() {
+  const std::size_t count = vocabulary_.merges.size();
+  const std::size_t symbols = vocabulary_.pieces.size() + 3 * std::min(count, kMostMerges);
+  if (count > kMostMerges || symbols > static_cast<std::size_t>(std::numeric_limits<TokenId>::max()))
+    return data_loss("the vocabulary has {} merges, more than it can use", count);
+  merges_.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::string_view merge = vocabulary_.merges[i];
+    const std::size_t space = merge.find(' ');
+    if (space == std::string_view::npos || space == 0 || space + 1 == merge.size() || merge.rfind(' ') != space)
+      return data_loss("merge {} (\"{}\") is not two pieces with a space between them", i, merge);
+    const std::string_view left = merge.substr(0, space);
+    const std::string_view right = merge.substr(space + 1);
+    if (find_invalid_utf8(left) || find_invalid_utf8(right)) return data_loss("merge {} is not valid UTF-8", i);
+    const std::string both = std::string(left) + std::string(right);
+    adjacency_.add_piece(both);
+    const TokenId first = intern(left);
+    const TokenId second = intern(right);
+    // The first of equal merges counts.
+    merges_.emplace(symbols_key(first, second), SpmMerger::Union{static_cast<float>(i), intern(both)});
+  }
   return {};
 }
 
@@ -200,27 +249,40 @@ void SpmTokenizer::merge_run(std::string_view run, Encoding* encoding) const {
   merger.clear();
   for (std::size_t at = 0; at < run.size();) {
     const std::size_t size = utf8_length(run[at]);
-    merger.push(static_cast<std::uint32_t>(size), kNoToken);
+    merger.push(static_cast<std::uint32_t>(size), merges_.empty() ? kNoToken : find(run.substr(at, size), {}));
     at += size;
   }
-  merger.merge([&](const MergeSymbol& left, const MergeSymbol& right) -> std::optional<SpmMerger::Union> {
-    if (left.size + right.size > longest_piece_) return std::nullopt;
-    const TokenId token = find(run.substr(left.begin, left.size + right.size), encoding->reserved);
-    if (token == kNoToken) return std::nullopt;
-    return SpmMerger::Union{-vocabulary_.scores[static_cast<std::size_t>(token)], token};
-  });
+  merger.merge(
+      [&](const MergeSymbol& left, const MergeSymbol& right) { return find_merge(left, right, run, *encoding); });
   merger.for_each([&](const MergeSymbol& symbol) {
-    if (symbol.value != kNoToken) {
+    if (is_token(symbol.value) && !contains(encoding->reserved, symbol.value)) {
       encoding->tokens.push_back(symbol.value);
-    } else {
-      emit_character(run.substr(symbol.begin, symbol.size), encoding);
+      return;
+    }
+    for (std::size_t at = symbol.begin; at < symbol.begin + symbol.size;) {
+      const std::size_t size = utf8_length(run[at]);
+      emit_character(run.substr(at, size), encoding);
+      at += size;
     }
   });
 }
 
+std::optional<SpmMerger::Union> SpmTokenizer::find_merge(const MergeSymbol& left, const MergeSymbol& right,
+                                                         std::string_view run, const Encoding& encoding) const {
+  if (vocabulary_.tokenizer == TokenizerKind::kSpmMerges) {
+    const auto found = merges_.find(symbols_key(left.value, right.value));
+    if (found == merges_.end() || contains(encoding.reserved, found->second.value)) return std::nullopt;
+    return found->second;
+  }
+  if (left.size + right.size > longest_piece_) return std::nullopt;
+  const TokenId token = find(run.substr(left.begin, left.size + right.size), encoding.reserved);
+  if (token == kNoToken) return std::nullopt;
+  return SpmMerger::Union{-vocabulary_.scores[static_cast<std::size_t>(token)], token};
+}
+
 void SpmTokenizer::emit_character(std::string_view character, Encoding* encoding) const {
   const TokenId token = find(character, encoding->reserved);
-  if (token != kNoToken) {
+  if (is_token(token)) {
     encoding->tokens.push_back(token);
     return;
   }

@@ -74,8 +74,9 @@ class Tokenizer {
 //     no union is in the vocabulary.
 //   - A character not in the vocabulary falls back to its bytes, or to the unknown token if a byte token is missing.
 //   - Merges never produce control, unknown or byte tokens.
-// Errors: kDataLoss for ids out of range, malformed byte tokens, missing byte tokens without an unknown token, and BOS
-// or EOS that is to be added but not named.
+// A vocabulary of kind kSpmMerges (Gemma 4) merges by its list instead: the earliest merge first, the leftmost on a
+// tie, until none applies. Errors: kDataLoss for ids out of range, malformed byte tokens, missing byte tokens without
+// an unknown token, malformed merges or more than 2^24 of them, and BOS or EOS that is to be added but not named.
 Result<std::unique_ptr<Tokenizer>> make_spm_tokenizer(Vocabulary vocabulary);
 
 // Makes the byte-level BPE tokenizer (GGUF's tokenizer.ggml.model = "gpt2").

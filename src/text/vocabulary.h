@@ -25,16 +25,17 @@ enum class TokenKind : std::uint8_t {
 };
 
 enum class TokenizerKind : std::uint8_t {
-  kSpm,  // SentencePiece BPE; GGUF's tokenizer.ggml.model = "llama"
-  kBpe,  // byte-level BPE; "gpt2"
+  kSpm,        // SentencePiece BPE; GGUF's tokenizer.ggml.model = "llama"
+  kBpe,        // byte-level BPE; "gpt2"
+  kSpmMerges,  // SentencePiece's pieces, merged by a list of merges; "gemma4"
 };
 
 struct Vocabulary {
   TokenizerKind tokenizer = TokenizerKind::kSpm;
   std::vector<std::string> pieces;     // as in the file: a space is U+2581 in SPM; BPE's are mapped by byte_alphabet.h
-  std::vector<float> scores;           // same length; SPM merges the best score first
+  std::vector<float> scores;           // same length; kSpm merges the best score first
   std::vector<TokenKind> kinds;        // same length
-  std::vector<std::string> merges;     // BPE: two pieces with a space between; the first is merged first
+  std::vector<std::string> merges;     // but of kSpm: two pieces with a space between; the first is merged first
   std::string pre_tokenizer;           // BPE: a name of text/pre_tokenizers.h
   bool pre_tokenizer_assumed = false;  // the file names none
   std::optional<TokenId> bos;
@@ -45,7 +46,7 @@ struct Vocabulary {
   std::vector<TokenId> strip_after;  // tokens after which white space is stripped
   bool add_bos = true;
   bool add_eos = false;
-  bool add_space_prefix = true;  // SPM only
+  bool add_space_prefix = true;  // not of kBpe
 };
 
 // Returns whether a token is user-defined but spelt like a control token, "<|user|>". Some files store a chat

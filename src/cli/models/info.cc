@@ -138,8 +138,105 @@ std::unique_ptr<ChatTemplate> chat_template_of(const gguf::File& file, const Res
   return chat.ok() ? std::move(*chat) : nullptr;
 }
 
+// What the layers compute and what they keep of a text.
+struct LayerSummary {
+  int experts = 0;                          // layers with experts
+  int latent = 0;                           // layers with latent attention
+  int shared = 0;                           // layers that read the keys of earlier ones
+  std::uint64_t kv_bytes = 0;               // a token in all layers whose keys are kept for the whole text, at f16
+  std::vector<std::uint64_t> window_bytes;  // [window groups]: most pages of one sequence, at f16
+  KvCacheShape shape;
+  const ExpertsSpec* most_experts = nullptr;  // of the layer with the most; null: none has any
+  const LatentSpec* latent_attention = nullptr;
+};
+
+// REQUIRES: `config` outlives the result.
+Result<LayerSummary> summarize_layers(const ModelConfig& config) {
+  LayerSummary summary;
+  KVASIR_ASSIGN_OR_RETURN(summary.shape, kv_cache_shape(config, "f16", EngineOptions().page_slots));
+  for (const LayerSpec& layer : config.layers) {
+    if (layer.experts) {
+      ++summary.experts;
+      if (summary.most_experts == nullptr || layer.experts->count > summary.most_experts->count)
+        summary.most_experts = &*layer.experts;
+    }
+    if (layer.state) continue;
+    summary.shared += layer.attention.keys_of >= 0;
+    if (!layer.attention.latent) continue;
+    ++summary.latent;
+    summary.latent_attention = &*layer.attention.latent;
+  }
+  summary.kv_bytes = summary.shape.page.slot_bytes() * static_cast<std::uint64_t>(summary.shape.lanes());
+  if (summary.shape.windows.empty()) return summary;
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> full, make_policy(PolicySpec::named("full")));
+  const std::int64_t tokens = std::min(config.context, 4 * std::int64_t{summary.shape.widest_window()} + 4096);
+  const KvMemory memory = plan_kv_memory(summary.shape, *full, {.tokens = tokens, .prompt = tokens});
+  for (const KvMemory::Window& window : memory.windows)
+    summary.window_bytes.push_back(window.pages * window.page_bytes + window.open_pages * window.open_page_bytes);
+  return summary;
+}
+
+Json layers_json(const ModelConfig& config, const LayerSummary& summary) {
+  const KvCacheShape& shape = summary.shape;
+  Json out{{"count", config.layer_count()},
+           {"keys", {{"layers", shape.layers}, {"kv_heads", shape.kv_heads}, {"head_dim", shape.page.head_dim}}},
+           {"kv_bytes_per_token", summary.kv_bytes},
+           {"window", shape.window},
+           {"windows", Json::array()},
+           {"states", Json::array()},
+           {"state_bytes", shape.state_bytes()},
+           {"shared_keys", summary.shared},
+           {"latent", nullptr},
+           {"experts", nullptr}};
+  for (std::size_t w = 0; w < shape.windows.size(); ++w) {
+    const WindowGroup& group = shape.windows[w];
+    out["windows"].push_back({{"layers", group.layers},
+                              {"window", group.window},
+                              {"kv_heads", group.kv_heads},
+                              {"head_dim", group.head_dim},
+                              {"bytes_max", summary.window_bytes[w]}});
+  }
+  for (const StateGroup& group : shape.states)
+    out["states"].push_back({{"layers", group.layers}, {"bytes", group.bytes}});
+  if (const LatentSpec* latent = summary.latent_attention)
+    out["latent"] = {{"layers", summary.latent}, {"rank", latent->rank}, {"query_rank", latent->query_rank}};
+  if (const ExpertsSpec* experts = summary.most_experts)
+    out["experts"] = {{"layers", summary.experts},
+                      {"count", experts->count},
+                      {"used", experts->used},
+                      {"hidden", experts->hidden},
+                      {"shared_hidden", experts->shared_hidden},
+                      {"beside_network", experts->beside_network}};
+  return out;
+}
+
+std::string layers_text(const ModelConfig& config, const LayerSummary& summary) {
+  const KvCacheShape& shape = summary.shape;
+  std::string out = fmt::format("Layers: {}", config.layer_count());
+  if (const LatentSpec* latent = summary.latent_attention)
+    out += fmt::format("; latent attention of rank {}", latent->rank);
+  if (summary.shared > 0) out += fmt::format("; {} read the keys of earlier ones", summary.shared);
+  if (const ExpertsSpec* experts = summary.most_experts) {
+    out += fmt::format("; {} with {} experts, {} used by a token", summary.experts, experts->count, experts->used);
+    if (experts->shared_hidden > 0 || experts->beside_network) out += ", beside a network for all tokens";
+  }
+  out +=
+      fmt::format("\nKV cache at f16: {} a token in {}", human_bytes(summary.kv_bytes), counted(shape.layers, "layer"));
+  if (shape.window > 0) out += fmt::format(", which see {} tokens", shape.window);
+  for (std::size_t w = 0; w < shape.windows.size(); ++w)
+    out += fmt::format("; at most {} in {} that see {} tokens", human_bytes(summary.window_bytes[w]),
+                       counted(shape.windows[w].layers, "layer"), shape.windows[w].window);
+  int states = 0;
+  for (const StateGroup& group : shape.states) states += group.layers;
+  if (states > 0)
+    out += fmt::format("; {} of states in {}, whatever the text", human_bytes(shape.state_bytes()),
+                       counted(states, "layer"));
+  return out + "\n";
+}
+
 std::string tokenizer_text(const Vocabulary& vocabulary) {
   if (vocabulary.tokenizer == TokenizerKind::kSpm) return "SentencePiece BPE";
+  if (vocabulary.tokenizer == TokenizerKind::kSpmMerges) return "SentencePiece BPE with a list of merges";
   return fmt::format("byte-level BPE, words cut as {}{}", vocabulary.pre_tokenizer,
                      vocabulary.pre_tokenizer_assumed ? " (assumed: the file does not say)" : "");
 }
@@ -158,6 +255,8 @@ Status info(const std::string& path, bool tensors, bool json) {
   Result<ModelHeader> header = read_model_header(file);
   const Status runs = header.status();
   const Result<Needs> needs = needs_of(file);
+  const Result<ModelConfig> config = read_model_config(file);
+  const Result<LayerSummary> layers = config.ok() ? summarize_layers(*config) : config.status();
   const Result<Vocabulary> vocabulary = vocabulary_from_gguf(file);
   const std::unique_ptr<ChatTemplate> chat = header.ok() ? std::move(header->chat) : chat_template_of(file, vocabulary);
   if (json) {
@@ -173,6 +272,7 @@ Status info(const std::string& path, bool tensors, bool json) {
              {"runs", runs.ok()},
              {"why_not", runs.message()},
              {"memory", nullptr},
+             {"layers", layers.ok() ? layers_json(*config, *layers) : Json(nullptr)},
              {"tokenizer", vocabulary.ok() ? Json(tokenizer_text(*vocabulary)) : Json(nullptr)},
              {"chat_template", chat ? Json(chat->name()) : Json(nullptr)},
              {"chat_template_unknown", chat && !chat->failure().ok()},
@@ -199,6 +299,7 @@ Status info(const std::string& path, bool tensors, bool json) {
     out += fmt::format("Memory: {} of weights, {} of KV for a context of {}, {} to work in; {} available: {}\n",
                        human_bytes(needs->weights), human_bytes(needs->kv), counted(needs->tokens, "token"),
                        human_bytes(needs->workspace), human_bytes(needs->available), memory_verdict(*needs));
+  if (layers.ok()) out += layers_text(*config, *layers);
   if (vocabulary.ok())
     out += fmt::format("Tokenizer: {}, {}\n", tokenizer_text(*vocabulary),
                        counted(std::ssize(vocabulary->pieces), "token"));
