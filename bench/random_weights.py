@@ -2,12 +2,13 @@
 """Writes a model of random weights of a real shape: random_weights.py HEADER FILE [--type q4_k|q8_0|mxfp4]
 
 HEADER is a GGUF file, of which only the keys and the tensors' names and dimensions are read, so that it may hold no data. The
-matrices of FILE have the type asked for, as far as their rows allow it: q4_k with q6_k for embeddings and outputs, as Q4_K_M has
-them; mxfp4 for experts with q8_0 for others, as gpt-oss is published. Their numbers are random, of the size that keeps
+matrices of FILE have the type asked for, as far as their rows allow it: q4_k with q6_k where Q4_K_M has it, for outputs and in half
+of the layers for values and what comes down; mxfp4 for experts with q8_0 for others, as gpt-oss is published. Their numbers are random, of the size that keeps
 activations near one, and repeat every few megabytes. For speed and memory only: what such a model says means nothing.
 Needs NumPy.
 """
 import argparse
+import re
 import struct
 import sys
 
@@ -69,13 +70,23 @@ def read_header(path):
     return metadata, keys, found
 
 
-def type_of(name, dims, wanted):
+def has_more_bits(name, layers):
+    """Whether Q4_K_M has the tensor in q6_k."""
+    if name == "output.weight":
+        return True
+    if not re.search(r"\.(attn_v|ffn_down(_exps|_shexp)?)\.", name):
+        return False
+    layer = int(name.split(".")[1])
+    return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+
+
+def type_of(name, dims, wanted, layers):
     if len(dims) < 2 or not name.endswith(".weight") or "ffn_gate_inp" in name or "conv1d" in name or "shortconv.conv" in name:
         return F32
     if wanted == "mxfp4":
         choices = [MXFP4, Q8_0] if "_exps." in name else [Q8_0]
     elif wanted == "q4_k":
-        choices = [Q6_K if name in ("token_embd.weight", "output.weight") else Q4_K, Q8_0]
+        choices = [Q6_K if has_more_bits(name, layers) else Q4_K, Q8_0]
     else:
         choices = [Q8_0]
     return next((kind for kind in choices if dims[0] % BLOCK[kind][0] == 0), F16)
@@ -124,8 +135,9 @@ def main():
     metadata, keys, tensors = read_header(options.header)
     random = numpy.random.default_rng(1)
     infos, places, offset = b"", [], 0
+    layers = 1 + max((int(name.split(".")[1]) for name, _ in tensors if name.startswith("blk.")), default=-1)
     for name, dims in tensors:
-        kind = type_of(name, dims, options.type)
+        kind = type_of(name, dims, options.type, layers)
         elements, size = BLOCK[kind]
         count = int(numpy.prod(dims, dtype=numpy.int64))
         infos += struct.pack("<Q", len(name)) + name.encode() + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
