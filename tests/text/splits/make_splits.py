@@ -65,7 +65,7 @@ def main():
     texts += ["It'S y'ALL we'Re I'd DON'T", 'HelloWorld helloWORLD \u00c9t\u00e9\u00c9t\u00e9 \u01c5a ne\u0301e',
               '12345 1\u00bd\u0663\u0664 a1b22c333', ' \u3000\u00a0\t x  \r\n\r\n  y \n', 'a/b//\n c.d;;\r\n\u2028 e',
               '\u4f60\u597dabc\u30ab\u30bf\uac00']
-    # Characters of Unicode 15, which PCRE2 before 10.43 does not know to be symbols: deepseek-v3 cuts them otherwise there.
+    # Characters of Unicode 15: a PCRE2 that does not know them to be symbols cuts them otherwise by deepseek-v3.
     texts = [text for text in texts if not set(text) & set('\U0001fabf\U0001fae8')]
     splits = {}
     for name, pre_tokenizer in PUBLISHED.items():
