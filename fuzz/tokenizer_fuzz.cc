@@ -65,6 +65,15 @@ Vocabulary spm_vocabulary(unsigned options) {
   return vocabulary;
 }
 
+Vocabulary spm_merges_vocabulary(unsigned options) {
+  Vocabulary vocabulary = spm_vocabulary(options);
+  vocabulary.tokenizer = TokenizerKind::kSpmMerges;
+  const std::string space(kSpacePiece);
+  // The last ones have parts and results that are no pieces.
+  vocabulary.merges = {"a a", space + " a", "b " + space, "a b", "ab ab"};
+  return vocabulary;
+}
+
 Vocabulary bpe_vocabulary(const PreTokenizer& pre_tokenizer, unsigned options) {
   Vocabulary vocabulary = special_pieces();
   vocabulary.tokenizer = TokenizerKind::kBpe;
@@ -97,6 +106,7 @@ std::vector<std::unique_ptr<Tokenizer>> make_tokenizers() {
   for (const PreTokenizer& pre_tokenizer : pre_tokenizers()) {
     add(bpe_vocabulary(pre_tokenizer, static_cast<unsigned>(made.size())));
   }
+  for (unsigned options = 0; options < 8; ++options) add(spm_merges_vocabulary(options));
   return made;
 }
 
@@ -117,7 +127,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size == 0) return 0;
   static const std::vector<std::unique_ptr<Tokenizer>> tokenizers = make_tokenizers();
   const Tokenizer& tokenizer = *tokenizers[data[0] % tokenizers.size()];
-  const bool spm = tokenizer.vocabulary().tokenizer == TokenizerKind::kSpm;
+  const bool spm = tokenizer.vocabulary().tokenizer != TokenizerKind::kBpe;
   const std::string text(reinterpret_cast<const char*>(data + 1), size - 1);
   const bool valid = !find_invalid_utf8(text);
 

@@ -16,16 +16,16 @@ namespace {
 
 using Change = std::function<void(gguf::Writer&)>;
 
-// A header, and what a test adds to it.
+// A header, and what a test adds to it. `feed_forward`: of the networks; 0: not said.
 Result<ModelConfig> read(const std::string& architecture, const Change& change,
                          std::span<const Family* const> known = families(), std::uint32_t layers = 1,
-                         float norm_eps = 1e-5F) {
+                         float norm_eps = 1e-5F, std::uint32_t feed_forward = 64) {
   gguf::Writer writer;
   const auto key = [&](const char* name) { return architecture + "." + name; };
   writer.set_string("general.architecture", architecture);
   writer.set_uint32(key("block_count"), layers);
   writer.set_uint32(key("embedding_length"), 32);
-  writer.set_uint32(key("feed_forward_length"), 64);
+  if (feed_forward > 0) writer.set_uint32(key("feed_forward_length"), feed_forward);
   writer.set_uint32(key("context_length"), 2048);
   writer.set_uint32(key("attention.head_count"), 2);
   writer.set_float32(
@@ -51,6 +51,31 @@ std::vector<double> divided(double factor) {
   std::vector<double> out = kPlain;
   for (double& f : out) f /= factor;
   return out;
+}
+
+// Files whose layers all have experts need not say the size of other networks.
+TEST(Config, FeedForwardLengthIsNeededWithoutExperts) {
+  const auto without = [](const std::string& architecture, const Change& change) {
+    return read(architecture, change, families(), 1, 1e-5F, 0);
+  };
+  const auto experts = without("qwen3moe", [](auto& w) {
+    w.set_uint32("qwen3moe.expert_count", 8);
+    w.set_uint32("qwen3moe.expert_used_count", 2);
+    w.set_uint32("qwen3moe.expert_feed_forward_length", 16);
+  });
+  ASSERT_TRUE(experts.ok()) << experts.status().message();
+  EXPECT_EQ(experts->layers.front().experts->hidden, 16);
+  const Status neither = without("llama", [](auto&) {}).status();
+  EXPECT_EQ(neither.code(), StatusCode::kDataLoss);
+  EXPECT_NE(neither.message().find("llama.feed_forward_length is missing"), std::string::npos) << neither.message();
+  // A dense first layer has no size then.
+  const Status dense = without("qwen3moe", [](auto& w) {
+                         w.set_uint32("qwen3moe.expert_count", 8);
+                         w.set_uint32("qwen3moe.expert_used_count", 2);
+                         w.set_uint32("qwen3moe.expert_feed_forward_length", 16);
+                         w.set_uint32("qwen3moe.leading_dense_block_count", 1);
+                       }).status();
+  EXPECT_EQ(dense.code(), StatusCode::kDataLoss) << dense.message();
 }
 
 TEST(Rope, LinearScalingHoweverItIsWritten) {

@@ -82,7 +82,8 @@ def write(header, path, without=()):
         if numbers:
             values.append((offset, struct.pack(f'<{len(numbers)}f', *numbers)))
         offset += (total // elements + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    data = b'GGUF' + struct.pack('<IQQ', 3, len(tensors), len(keys)) + b''.join(entry(*key) for key in keys) + b''.join(infos)
+    data = b'GGUF' + struct.pack('<IQQ', 3, len(tensors), len(keys))
+    data += b''.join(entry(*key) for key in keys) + b''.join(infos)
     data += b'\0' * (-len(data) % ALIGNMENT)
     with open(path, 'wb') as file:
         file.write(data)

@@ -134,7 +134,7 @@ MODELS = {
     'Gemma-4-E2B': causal('Gemma4', gemma4(**sizes(
         1536, 6144, 35, 8, 1, 262144, 131072, True, sliding_window=512, layer_types=kinds(35, 5), num_kv_shared_layers=20,
         use_double_wide_mlp=True, hidden_size_per_layer_input=256, num_global_key_value_heads=None)),
-        'copy', ('gemma4', 'gemma4'), text='Text'),
+        'memory', ('gemma4', 'gemma4'), text='Text'),
     'Gemma-4-26B-A4B': causal('Gemma4', gemma4(**sizes(
         2816, 2112, 30, 16, 8, 262144, 262144, True, sliding_window=1024, layer_types=kinds(30, 6), num_kv_shared_layers=0,
         hidden_size_per_layer_input=0, num_global_key_value_heads=2, attention_k_eq_v=True, enable_moe_block=True,

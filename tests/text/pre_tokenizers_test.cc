@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <set>
 
@@ -147,6 +149,29 @@ TEST(PreTokenizers, OtherScripts) {
   EXPECT_THAT(split_as("bloom", "Hei, maailma (1)."), ElementsAre("Hei", ",", " maailma", " (", "1", ")."));
   EXPECT_THAT(split_as("viking", "Hei 12"), ElementsAre("Hei", " ", "1", "2"));
   EXPECT_THAT(split_as("chameleon", "IMGIMGABZ a.1"), ElementsAre("IMGIMGABZ", " a", ".", "1"));
+}
+
+// How the package that runs published tokenizer.json files cuts texts (splits/make_splits.py).
+TEST(PreTokenizers, CutAsPublishedExpressionsDo) {
+  std::ifstream file(test::source_dir() + "/tests/text/splits/splits.json");
+  const auto published = nlohmann::json::parse(file);
+  ASSERT_GT(published["texts"].size(), 150U);
+  for (const auto& [name, splits] : published["splits"].items()) {
+    std::vector<std::string> names = published["same"].value(name, std::vector<std::string>());
+    names.push_back(name);
+    for (const std::string& other : names) {
+      const auto pre_tokenizer = find_pre_tokenizer(other);
+      ASSERT_TRUE(pre_tokenizer.ok()) << pre_tokenizer.status().message();
+      const auto splitter = RegexSplitter::compile((*pre_tokenizer)->expressions);
+      ASSERT_TRUE(splitter.ok()) << splitter.status().message();
+      for (std::size_t i = 0; i < splits.size(); ++i) {
+        const std::string text = published["texts"][i];
+        std::vector<std::size_t> sizes;
+        for (const std::string& piece : split(*splitter, text)) sizes.push_back(piece.size());
+        EXPECT_EQ(sizes, splits[i].get<std::vector<std::size_t>>()) << other << ": \"" << text << '"';
+      }
+    }
+  }
 }
 
 TEST(PreTokenizers, PiecesAreTheText) {

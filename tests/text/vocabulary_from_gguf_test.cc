@@ -86,7 +86,7 @@ TEST(VocabularyFromGguf, KeysOverrideDefaults) {
 }
 
 TEST(VocabularyFromGguf, OtherTokenizersAreUnsupported) {
-  for (const char* model : {"bert", "t5", "rwkv", "gemma4"}) {
+  for (const char* model : {"bert", "t5", "rwkv"}) {
     Keys keys;
     keys.model = model;
     const auto vocabulary = read_vocabulary(keys);
@@ -151,6 +151,23 @@ Result<Vocabulary> read_bpe(const Keys& keys, const char* pre, const std::functi
     if (pre != nullptr) writer->set_string("tokenizer.ggml.pre", pre);
     if (more) more(writer);
   });
+}
+
+TEST(VocabularyFromGguf, SentencePieceWithMerges) {
+  Keys keys;
+  keys.model = "gemma4";
+  EXPECT_THAT(data_loss_message(keys), HasSubstr("tokenizer.ggml.merges is missing"));
+  keys.scores.clear();  // not needed
+  const auto vocabulary = read_vocabulary(keys, [](gguf::Writer* writer) {
+    writer->set_strings("tokenizer.ggml.merges", std::vector<std::string>{"a b"});
+    writer->set_bool("tokenizer.ggml.add_bos_token", false);  // as early files say
+  });
+  ASSERT_TRUE(vocabulary.ok()) << vocabulary.status().message();
+  EXPECT_EQ(vocabulary->tokenizer, TokenizerKind::kSpmMerges);
+  EXPECT_EQ(vocabulary->merges, std::vector<std::string>{"a b"});
+  EXPECT_EQ(vocabulary->bos, 1);
+  EXPECT_TRUE(vocabulary->add_bos);
+  EXPECT_FALSE(vocabulary->add_space_prefix);
 }
 
 TEST(VocabularyFromGguf, DefaultsOfBpe) {
