@@ -377,7 +377,9 @@ TEST_P(AttentionTest, LatentPagesOpenToTheSameBitsEverywhere) {
           for (int d = 0; d < head_dim; ++d) {
             const auto at = static_cast<std::size_t>(d * slots + s);
             ASSERT_EQ(out[count + static_cast<std::size_t>(s * head_dim + d)], out[at]);
-            if (type == KvType::kF32) ASSERT_EQ(out[at], keys[at]);
+            if (type == KvType::kF32) {
+              ASSERT_EQ(out[at], keys[at]);
+            }
             ASSERT_NEAR(out[at], keys[at], is_encoded(type) ? 0.5 : 0.02);
           }
       }
