@@ -97,7 +97,7 @@ double attention_seconds(std::int64_t tokens, int steps, CacheEviction& caches) 
     attention.begin({.batch = &batch, .store = &store});
     caches.run();
     const double start = now();
-    attention.attend(0, query.data(), out.data());
+    attention.attend(0, query.data(), {}, out.data());
     seconds.push_back(now() - start);
   }
   return median(seconds);

@@ -123,6 +123,41 @@ TEST(Workspace, OfManyObservedWeightsIsBounded) {
   expect_planned({"h2o:budget=6000,recent=3000", 512, 4096, false, 512});
 }
 
+// Latent attention, Mamba-2, layers that read the keys of others, embeddings for each layer, experts beside a network:
+// one small model of each, in 16 bits and encoded.
+TEST(Workspace, OfEveryKindOfLayerIsPlanned) {
+  constexpr int kTokens = 200, kSlots = 16;
+  for (const char* name :
+       {"deepseek_v2", "deepseek_v3", "gemma4", "gemma4_experts", "granitehybrid_experts", "gpt_oss", "qwen35moe"})
+    for (const char* codec : {"f32", "q8"})
+      for (const int chunk : {1, 64}) {
+        SCOPED_TRACE(fmt::format("{} {} {}", name, codec, chunk));
+        const auto model = load(source_dir() + "/tests/reference/originals/" + name + ".gguf",
+                                {.threads = 2, .kv_type = codec, .page_slots = kSlots, .chunk = chunk});
+        ASSERT_NE(model, nullptr);
+        const KvCacheShape& shape = model->kv_shape;
+        static_cast<void>(all_logits(*new_runner(model, "full"), random_tokens(kTokens, 96, 1), chunk));
+        Backend::WorkspaceRequest request;
+        request.rows = request.logits = chunk;
+        request.slots = kSlots;
+        const auto of = [&](int layer, std::int64_t tokens, const PageFormat& page) {
+          Backend::WorkspaceRequest::Tables tables;
+          tables.layer = layer;
+          tables.entries = tokens / kSlots + 2;
+          if (page.encoded()) tables.staged_page_bytes = page.open().bytes();
+          return tables;
+        };
+        request.tables = {of(model->config.first_governed_layer(), kTokens, shape.page)};
+        for (std::size_t w = 0; w < shape.windows.size(); ++w)
+          request.tables.push_back(of(shape.first_layer(static_cast<int>(w) + 1), shape.windows[w].window + chunk,
+                                      shape.of(shape.windows[w]).page));
+        const std::uint64_t allocated = static_cast<const CpuBackend&>(*model->backend).allocated_workspace();
+        const std::uint64_t planned = model->backend->workspace_bytes(request);
+        EXPECT_LE(allocated, planned);
+        EXPECT_LE(planned, 3 * allocated);
+      }
+}
+
 // Adapters of one batch, all applied: their bytes are exact, and what they add to the workspace is planned.
 TEST(Workspace, OfAdaptersIsPlanned) {
   const std::string folder = source_dir() + "/tests/reference/";
