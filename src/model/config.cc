@@ -58,20 +58,20 @@ Status read_sizes_of_layers(Keys& keys, ModelConfig* config) {
   return {};
 }
 
-Status check_sizes_of_layers(const ModelConfig& config) {
+Status check_sizes_of_layers(const Keys& keys, const ModelConfig& config) {
   for (int l = 0; l < config.layer_count(); ++l) {
     const LayerSpec& layer = config.layers[static_cast<std::size_t>(l)];
     if (layer.experts && layer.experts->hidden < 1) return data_loss("the experts of layer {} have no size", l);
     const bool has_network = !layer.experts || layer.experts->beside_network;
     if (has_network && layer.feed_forward.hidden < 1)
-      return data_loss("the feed-forward network of layer {} has no size", l);
+      return data_loss("{}: the network of layer {} has no size", keys.name("feed_forward_length"), l);
     if (layer.state) continue;
     const AttentionSpec& attention = layer.attention;
     if (!attention.latent && attention.head_dim > kMaxValueDim)
       return unsupported("a head dimension of {} is outside 2 to {}", attention.head_dim, kMaxValueDim);
     if (attention.kv_heads < 1 || attention.heads % attention.kv_heads != 0)
-      return data_loss("{} query heads do not divide among {} KV heads, in layer {}", attention.heads,
-                       attention.kv_heads, l);
+      return data_loss("{}: {} query heads do not divide among {} KV heads, in layer {}",
+                       keys.name("attention.head_count_kv"), attention.heads, attention.kv_heads, l);
   }
   return {};
 }
@@ -173,7 +173,7 @@ Result<ModelConfig> read_model_config(const gguf::File& file, std::span<const Fa
                                                 config.family->long_rotation));
   if (config.family->adjust != nullptr) KVASIR_RETURN_IF_ERROR(config.family->adjust(keys, &config));
   KVASIR_RETURN_IF_ERROR(keys.refuse_other_features());
-  KVASIR_RETURN_IF_ERROR(check_sizes_of_layers(config));
+  KVASIR_RETURN_IF_ERROR(check_sizes_of_layers(keys, config));
   KVASIR_RETURN_IF_ERROR(check_governed(config));
   return config;
 }
