@@ -15,6 +15,7 @@ import tempfile
 import time
 
 from live_server import LiveServer
+from same_answer_check import ROUNDS, crowd
 
 MODELS = {
     "gemma2": "windows, soft caps",
@@ -76,17 +77,19 @@ def check_prefixes(server, wanted, alone):
     return reused
 
 
-def check_small(kvasir, model, folder, wanted, alone, most):
-    """Returns preemptions on memory for about two of the requests."""
+def check_small(kvasir, model, folder, wanted, most):
+    """Returns preemptions on memory for about two of the requests: all begin at once, and some grow for long."""
     with LiveServer(kvasir, model, "--kv-memory", f"{2 * most // 1024 + 1}KiB", "--max-batch", "16", "--prefix-memory", "0",
                     "--swap-dir", folder, *OPTIONS) as server:
-        longer = [{**body, "max_tokens": 120} for body in wanted]
-        long_alone = [answer(server, body)[0] for body in longer]
+        growing = {"kv": {"policy": "full", "bypass": True}, "max_tokens": 160}
+        bodies = [{**body, "max_tokens": 80} for body in wanted]
+        bodies += [{**wanted[0], **growing, "prompt": tokens(number, 60)} for number in range(8)]
+        alone = [answer(server, body)[0] for body in bodies]
         preempted = 0
-        for _ in range(6):
-            got = together(server, longer)
-            assert [said for said, _ in got] == long_alone, "on little memory"
-            preempted += sum(whole["kv"]["preemptions"] for _, whole in got)
+        for _ in range(ROUNDS):
+            got = crowd(server, bodies)
+            assert [texts for texts, _ in got] == [[said[0]] for said in alone], "on little memory"
+            preempted += sum(preemptions for _, preemptions in got)
             if preempted:
                 break
         assert server.end() == 0
@@ -144,7 +147,7 @@ def main(kvasir, folder):
             assert 0 < server.metric("kvasir:kv_peak_bytes") <= server.metric("kvasir:kv_budget_bytes")
             assert server.end() == 0
         with tempfile.TemporaryDirectory() as place:
-            preempted = check_small(kvasir, model, place, wanted, alone, most)
+            preempted = check_small(kvasir, model, place, wanted, most)
             assert preempted > 0, "nothing was preempted: this shows nothing"
             for policy in ("full", "streaming:sinks=4,window=60", "h2o:budget=64,recent=8"):
                 check_session(kvasir, model, place, policy)
