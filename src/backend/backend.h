@@ -79,7 +79,7 @@ struct LayerShape {
 struct BackendShape {
   int width = 0;
   int vocabulary = 0;
-  int per_layer = 0;  // numbers that each layer takes of a row of kPerLayer; 0: there is none
+  int per_layer = 0;                // numbers that each layer takes of a row of kPerLayer; 0: there is none
   std::vector<Rotation> rotations;  // that layers name, perhaps followed by others in their place for some sequences
   std::vector<LayerShape> layers;
   int adapter_ranks = 0;  // sum over adapters of the largest rank of each
@@ -98,8 +98,8 @@ struct WeightPart {
   std::span<const std::byte> bytes;  // rows as in the file
 };
 
-// What an adapter adds to products with one matrix (LoRA; Hu et al., arXiv 2106.09685): factor * scale * B (A x), where
-// the scale is the sequence's (AppliedAdapter).
+// A low-rank product that an adapter adds to products with one matrix (LoRA; Hu et al., arXiv 2106.09685):
+// factor * scale * B (A x), where the scale is the sequence's (AppliedAdapter).
 struct LowRankPart {
   WeightId matrix = kNoWeight;
   float factor = 1;

@@ -137,7 +137,7 @@ struct BatchSequence {
   int tables = 1;
   std::span<const LayerLanes> layers;  // [layers of the model]
   int rotation_shift = 0;              // added to LayerShape::rotation of all layers
-  // What its rows run with, in the order in which it is added; empty: the model alone.
+  // Adapters that its rows run with, in the order in which their products are added; empty: the model alone.
   std::span<const AppliedAdapter> adapters;
   int logits = 0;                         // how many of the last rows have their logits wanted
   int hidden = 0;                         // how many of the last rows have their hidden states wanted; 0 with logits

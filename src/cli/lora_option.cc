@@ -8,7 +8,7 @@
 namespace kvasir::cli {
 namespace {
 
-// What stands behind the last colon is the scale, if it is a number.
+// The text behind the last colon is the scale, if it is a number.
 AdapterFile adapter_file_of(const std::string& text) {
   const std::size_t colon = text.rfind(':');
   if (colon == std::string::npos || colon + 1 == text.size()) return {text, 1};

@@ -109,7 +109,7 @@ Result<KvCacheShape> EngineCache::shape_of(const std::string& codec) const {
       .about({"codec"});
 }
 
-// That of the cache, which a session file may have brought along, with the angles that the options ask for.
+// The codec of the cache, which a session file may have brought along, with the angles that the options ask for.
 KvCodec EngineCache::default_codec() const {
   KvCodec codec = cache_shape().codec();
   codec.long_rotation = model_->kv_shape.long_rotation;

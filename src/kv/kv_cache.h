@@ -74,7 +74,7 @@ struct KvCacheShape {
   }
   // The same lanes in pages of another codec. REQUIRES: its long_rotation is false, or long_shift is not 0.
   KvCacheShape with(const KvCodec& codec) const;
-  // What a batch adds to the rotations of layers (BatchSequence::rotation_shift).
+  // The number that a batch adds to the rotations of layers (BatchSequence::rotation_shift).
   int rotation_shift() const { return long_rotation ? long_shift : 0; }
   // The next three concern the governed group.
   int lanes() const { return layers * kv_heads; }

@@ -28,8 +28,8 @@ struct ModelConfig {
   float norm_eps = 0;
   float embedding_scale = 1;       // of embeddings of tokens
   bool learned_positions = false;  // tensor position_embd: [context] rows, added to embeddings of tokens
-  // Each token has a second embedding (per_layer_token_embd) of so many numbers for each layer. Added to a projection
-  // of the first and scaled, they gate what the layer adds at its end (Gemma 3n). 0: none.
+  // Tokens have a second embedding (per_layer_token_embd), of this many numbers for each layer. The scaled sum of it
+  // and a projection of the first multiplies what the layer adds at its end (Gemma 3n). 0: none.
   int per_layer_embedding = 0;
   float residual_scale = 1;             // of what layers add
   float logit_scale = 1;                // of logits

@@ -110,6 +110,22 @@ Status read_experts(Keys& keys, ModelConfig* model, const ExpertsSpec& usual) {
   return {};
 }
 
+Status read_experts_if_any(Keys& keys, ModelConfig* model, const ExpertsSpec& usual) {
+  if (!keys.has("expert_count")) return {};
+  KVASIR_ASSIGN_OR_RETURN(const std::uint64_t experts, keys.count("expert_count"));
+  return experts > 0 ? read_experts(keys, model, usual) : Status();
+}
+
+Status add_window_rotation(Keys& keys, int dims, ModelConfig* model) {
+  double base = 1e4;
+  if (keys.has("rope.freq_base_swa")) {
+    KVASIR_ASSIGN_OR_RETURN(base, keys.number("rope.freq_base_swa"));
+  }
+  KVASIR_ASSIGN_OR_RETURN(RotaryEmbedding rotary, plain_rotary_embedding(dims, base));
+  model->rotary.push_back(std::move(rotary));
+  return {};
+}
+
 Status read_scales(Keys& keys, ModelConfig* model) {
   const auto read = [&](std::string_view key, float* to) -> Status {
     if (!keys.has(key)) return {};

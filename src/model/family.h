@@ -67,6 +67,11 @@ void give_norms_only_after(ModelConfig* model);
 // For families: gives all layers but the first leading_dense_block_count experts: `usual`, and what the file says of
 // their sizes, scores and weights, of shared experts, and of a bias for their selection. expert_count must be there.
 Status read_experts(Keys& keys, ModelConfig* model, const ExpertsSpec& usual = {});
+// For families whose files may have no experts: as above, unless expert_count is absent or 0.
+Status read_experts_if_any(Keys& keys, ModelConfig* model, const ExpertsSpec& usual);
+// For families: adds the rotation of layers with a window behind those that the model has: `dims` dimensions of a head,
+// with the base rope.freq_base_swa, 10,000 where the file does not say.
+Status add_window_rotation(Keys& keys, int dims, ModelConfig* model);
 // For families: the factors that some files have in embedding_scale, residual_scale, logit_scale, attention.scale and
 // the limits attn_logit_softcapping and final_logit_softcapping.
 Status read_scales(Keys& keys, ModelConfig* model);

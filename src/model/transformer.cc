@@ -55,13 +55,17 @@ void Transformer::embed() const {
   if (weights_.positions != kNoWeight) backend_.add_positions(weights_.positions);
   const int size = config_.per_layer_embedding;
   if (size == 0) return;
-  const Backend::Product projection{weights_.per_layer_projection, kNoWeight, Activation::kPerLayer};
-  backend_.multiply(Activation::kResidual, {&projection, 1});
+  multiply(Activation::kResidual, {weights_.per_layer_projection}, Activation::kPerLayer);
   backend_.scale(Activation::kPerLayer, 1 / std::sqrt(static_cast<float>(config_.width)), kNoWeight);
   backend_.rms_norm_heads(Activation::kPerLayer, weights_.per_layer_norm, config_.layer_count(), config_.norm_eps);
   backend_.embed(weights_.per_layer_embedding, std::sqrt(static_cast<float>(size)), Activation::kUp);
   backend_.add(Activation::kPerLayer, Activation::kUp);
   backend_.scale(Activation::kPerLayer, 1 / std::numbers::sqrt2_v<float>, kNoWeight);
+}
+
+void Transformer::multiply(Activation from, const Linear& by, Activation to) const {
+  const Backend::Product product{by.matrix, by.bias, to};
+  backend_.multiply(from, {&product, 1});
 }
 
 void Transformer::normalize(Activation from, const Norm& norm, Activation to) const {
@@ -77,22 +81,20 @@ void Transformer::normalize(Activation from, const Norm& norm, Activation to) co
 // From kNormalized to kProjected.
 void Transformer::attend_latent(int number, const AttentionSpec& spec, const LayerWeights& layer) const {
   const LatentSpec& latent = *spec.latent;
-  const auto multiply = [&](Activation from, const Linear& by, Activation to) {
-    const Backend::Product product{by.matrix, by.bias, to};
-    backend_.multiply(from, {&product, 1});
-  };
   Activation from = Activation::kNormalized;
   if (latent.query_rank > 0) {
     multiply(from, layer.query_down, Activation::kUp);
     backend_.rms_norm_heads(Activation::kUp, layer.query_down_norm, 1, config_.norm_eps);
     from = Activation::kUp;
   }
-  multiply(from, layer.plain_query, Activation::kGate);
-  multiply(from, layer.query, Activation::kValue);
+  const Backend::Product queries[] = {{layer.plain_query.matrix, layer.plain_query.bias, Activation::kGate},
+                                      {layer.query.matrix, layer.query.bias, Activation::kValue}};
+  backend_.multiply(from, queries);
   backend_.multiply_heads(Activation::kGate, {layer.head_keys, spec.heads, 0}, Activation::kAttention);
   backend_.join_heads(Activation::kValue, Activation::kAttention, spec.heads, Activation::kQuery);
-  multiply(Activation::kNormalized, layer.key, Activation::kValue);
-  multiply(Activation::kNormalized, layer.latent, Activation::kGate);
+  const Backend::Product keys[] = {{layer.key.matrix, layer.key.bias, Activation::kValue},
+                                   {layer.latent.matrix, layer.latent.bias, Activation::kGate}};
+  backend_.multiply(Activation::kNormalized, keys);
   backend_.rms_norm_heads(Activation::kGate, layer.latent_norm, 1, config_.norm_eps);
   backend_.join_heads(Activation::kValue, Activation::kGate, 1, Activation::kKey);
   backend_.store(number);
@@ -127,8 +129,7 @@ void Transformer::attend(int number, const AttentionSpec& spec, const LayerWeigh
   if (after) weights = {layer.sinks, {layer.query_norm, layer.key_norm}};
   backend_.attend(number, weights);
   if (spec.gated) backend_.activate(ActivationFunction::kSigmoid, Activation::kGate, Activation::kAttention);
-  const Backend::Product output{layer.attention_output.matrix, layer.attention_output.bias, Activation::kProjected};
-  backend_.multiply(Activation::kAttention, {&output, 1});
+  multiply(Activation::kAttention, layer.attention_output, Activation::kProjected);
 }
 
 // From kNormalized to kProjected.
@@ -138,23 +139,21 @@ void Transformer::mix(int number, const LayerWeights& layer) const {
     inputs.push_back({layer.mixer_inputs[i].matrix, layer.mixer_inputs[i].bias, kMixerInputs[i]});
   backend_.multiply(Activation::kNormalized, inputs);
   backend_.mix(number, layer.mixer_parameters);
-  const Backend::Product output{layer.attention_output.matrix, layer.attention_output.bias, Activation::kProjected};
-  backend_.multiply(Activation::kAttention, {&output, 1});
+  multiply(Activation::kAttention, layer.attention_output, Activation::kProjected);
 }
 
 // From kNormalized to kProjected.
 void Transformer::feed_forward(const FeedForwardSpec& spec, const LayerWeights& layer) const {
-  const Backend::Product up{layer.up.matrix, layer.up.bias, Activation::kUp};
   if (spec.gated) {
-    const Backend::Product both[] = {{layer.gate.matrix, layer.gate.bias, Activation::kGate}, up};
+    const Backend::Product both[] = {{layer.gate.matrix, layer.gate.bias, Activation::kGate},
+                                     {layer.up.matrix, layer.up.bias, Activation::kUp}};
     backend_.multiply(Activation::kNormalized, both);
     backend_.activate(spec.function, Activation::kGate, Activation::kUp);
   } else {
-    backend_.multiply(Activation::kNormalized, {&up, 1});
+    multiply(Activation::kNormalized, layer.up, Activation::kUp);
     backend_.activate(spec.function, Activation::kUp);
   }
-  const Backend::Product down{layer.down.matrix, layer.down.bias, Activation::kProjected};
-  backend_.multiply(Activation::kUp, {&down, 1});
+  multiply(Activation::kUp, layer.down, Activation::kProjected);
 }
 
 // From kNormalized to kProjected: what the experts give, and where there is one, the network that all rows share.
@@ -167,8 +166,7 @@ void Transformer::mix_experts(const LayerSpec& spec, const LayerWeights& layer) 
     if (layer.shared_gate != kNoWeight)
       backend_.scale_rows(Activation::kProjected, Activation::kNormalized, layer.shared_gate);
   }
-  const Backend::Product router{layer.router.matrix, layer.router.bias, Activation::kRouter};
-  backend_.multiply(Activation::kNormalized, {&router, 1});
+  multiply(Activation::kNormalized, layer.router, Activation::kRouter);
   run_experts(spec, layer, experts.shared_hidden > 0);
 }
 
@@ -192,8 +190,7 @@ void Transformer::mix_experts_beside_network(const LayerSpec& spec, const LayerW
   normalize(Activation::kProjected, layer.network_norm_after, Activation::kBeside);
   backend_.rms_norm(Activation::kResidual, layer.router_norm, config_.norm_eps, Activation::kNormalized);
   backend_.scale(Activation::kNormalized, 1 / std::sqrt(static_cast<float>(config_.width)), kNoWeight);
-  const Backend::Product router{layer.router.matrix, layer.router.bias, Activation::kRouter};
-  backend_.multiply(Activation::kNormalized, {&router, 1});
+  multiply(Activation::kNormalized, layer.router, Activation::kRouter);
   normalize(Activation::kResidual, layer.expert_norm, Activation::kNormalized);
   run_experts(spec, layer, false);
   normalize(Activation::kProjected, layer.expert_norm_after, Activation::kProjected);
@@ -210,12 +207,10 @@ void Transformer::add(const LayerSpec& spec, const Norm& norm_after) const {
 // kResidual += norm(output(function(gate(kResidual)) * the layer's part of kPerLayer)); then scaled.
 void Transformer::end_layer(int number, const LayerSpec& spec, const LayerWeights& layer) const {
   if (const int size = config_.per_layer_embedding; size > 0) {
-    const Backend::Product gate{layer.per_layer_gate.matrix, kNoWeight, Activation::kGate};
-    backend_.multiply(Activation::kResidual, {&gate, 1});
+    multiply(Activation::kResidual, layer.per_layer_gate, Activation::kGate);
     backend_.copy(Activation::kPerLayer, {number * size, size}, Activation::kUp);
     backend_.activate(spec.feed_forward.function, Activation::kGate, Activation::kUp);
-    const Backend::Product output{layer.per_layer_output.matrix, kNoWeight, Activation::kProjected};
-    backend_.multiply(Activation::kUp, {&output, 1});
+    multiply(Activation::kUp, layer.per_layer_output, Activation::kProjected);
     normalize(Activation::kProjected, layer.per_layer_norm, Activation::kProjected);
     backend_.add(Activation::kResidual, Activation::kProjected);
   }

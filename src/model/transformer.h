@@ -27,6 +27,7 @@ class Transformer {
 
  private:
   void embed() const;
+  void multiply(Activation from, const Linear& by, Activation to) const;
   void normalize(Activation from, const Norm& norm, Activation to) const;
   void attend(int number, const AttentionSpec& spec, const LayerWeights& layer) const;
   void attend_latent(int number, const AttentionSpec& spec, const LayerWeights& layer) const;

@@ -10,14 +10,12 @@
 #include "kvasir/engine.h"
 #include "sequence/step.h"
 #include "support/engine_fixture.h"
+#include "support/originals.h"
 #include "support/shared_data.h"
 
 namespace kvasir::test {
 namespace {
 
-std::string original(const std::string& name) {
-  return source_dir() + "/tests/reference/originals/" + name + ".gguf";
-}
 std::string adapter_of(const std::string& name) {
   return source_dir() + "/tests/reference/adapters/" + name + ".gguf";
 }

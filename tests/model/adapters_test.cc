@@ -3,39 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 
 #include "backend/naive_model.h"
-#include "base/mapped_file.h"
-#include "replay/npy.h"
 #include "support/engine_fixture.h"
+#include "support/originals.h"
 #include "support/shared_data.h"
 
 namespace kvasir::test {
 namespace {
-
-constexpr int kTokensOfLogits = 300;
-constexpr int kVocabularyOfLogits = 96;
-
-// As write_originals.py.
-std::vector<TokenId> tokens_of_logits() {
-  std::vector<TokenId> ids;
-  for (int i = 0; i < kTokensOfLogits; ++i) ids.push_back(3 + (7 * i * i + 3 * i + 5) % (kVocabularyOfLogits - 3));
-  return ids;
-}
-
-std::vector<double> read_adapted_logits(const std::string& path) {
-  auto file = MappedFile::open(path);
-  EXPECT_TRUE(file.ok()) << file.status().message();
-  const auto header = parse_npy_header(file->bytes(), path);
-  EXPECT_TRUE(header.ok()) << header.status().message();
-  EXPECT_EQ(header->shape, (std::vector<std::int64_t>{kTokensOfLogits, kVocabularyOfLogits}));
-  std::vector<float> logits(kTokensOfLogits * kVocabularyOfLogits);
-  EXPECT_EQ(header->data_bytes, logits.size() * sizeof(float));
-  std::memcpy(logits.data(), file->bytes().data() + header->data_offset, header->data_bytes);
-  return {logits.begin(), logits.end()};
-}
 
 std::string folder() {
   return source_dir() + "/tests/reference/";
@@ -45,7 +21,7 @@ class Adapters : public testing::TestWithParam<const char*> {
  protected:
   static std::string base() { return folder() + "originals/" + GetParam() + ".gguf"; }
   static std::string adapter() { return folder() + "adapters/" + GetParam() + ".gguf"; }
-  static std::vector<double> logits() { return read_adapted_logits(folder() + "adapters/" + GetParam() + ".npy"); }
+  static std::vector<double> logits() { return read_original_logits(folder() + "adapters/" + GetParam() + ".npy"); }
 };
 
 constexpr const char* kAdapted[] = {"glm4", "llama", "qwen35", "seed_oss"};
@@ -61,21 +37,21 @@ TEST(AdaptersFolder, HoldsTheAdaptersThatAreTested) {
 TEST_P(Adapters, LogitsAreThoseOfPeft) {
   const auto model = load(base(), {.lora = {{adapter()}}, .kv_type = "f32"});
   ASSERT_NE(model, nullptr);
-  const std::vector<float> ours = all_logits(*new_runner(model, "full"), tokens_of_logits(), 64);
+  const std::vector<float> ours = all_logits(*new_runner(model, "full"), original_tokens(), 64);
   EXPECT_LT(rms_error_ratio(ours, logits()), 1e-5);
 }
 
 TEST_P(Adapters, LogitsOfTheNaiveBackendAreThoseOfPeft) {
   const auto model = load_naive(base(), {.lora = {{adapter()}}, .kv_type = "f32"});
   ASSERT_NE(model, nullptr);
-  const std::vector<float> naive = all_logits(*new_runner(model, "full"), tokens_of_logits(), 64);
+  const std::vector<float> naive = all_logits(*new_runner(model, "full"), original_tokens(), 64);
   EXPECT_LT(rms_error_ratio(naive, logits()), 1e-5);
 }
 
 TEST_P(Adapters, LogitsOfATokenAtATimeAreThoseOfPasses) {
   const auto model = load(base(), {.lora = {{adapter(), 0.7F}}});
   ASSERT_NE(model, nullptr);
-  const std::vector<TokenId> ids = tokens_of_logits();
+  const std::vector<TokenId> ids = original_tokens();
   const std::vector<float> together = all_logits(*new_runner(model, "full"), ids, 64);
   EXPECT_EQ(all_logits(*new_runner(model, "full"), ids, 1), together);
   EXPECT_EQ(all_logits(*new_runner(model, "full"), ids, 37), together);
@@ -85,7 +61,7 @@ TEST_P(Adapters, OfScaleZeroChangeNoBit) {
   const auto model = load(base());
   const auto adapted = load(base(), {.lora = {{adapter(), 0}}});
   ASSERT_TRUE(model != nullptr && adapted != nullptr);
-  const std::vector<TokenId> ids = tokens_of_logits();
+  const std::vector<TokenId> ids = original_tokens();
   EXPECT_EQ(all_logits(*new_runner(adapted, "full"), ids, 64), all_logits(*new_runner(model, "full"), ids, 64));
 }
 
@@ -93,7 +69,7 @@ TEST_P(Adapters, AddWithTheirScales) {
   // 0.25 and 0.75 of the same add up to the whole.
   const auto model = load(base(), {.lora = {{adapter(), 0.25F}, {adapter(), 0.75F}}, .kv_type = "f32"});
   ASSERT_NE(model, nullptr);
-  const std::vector<float> ours = all_logits(*new_runner(model, "full"), tokens_of_logits(), 64);
+  const std::vector<float> ours = all_logits(*new_runner(model, "full"), original_tokens(), 64);
   EXPECT_LT(rms_error_ratio(ours, logits()), 1e-5);
 }
 

@@ -12,6 +12,7 @@
 #include "sequence/context_rules.h"
 #include "support/engine_fixture.h"
 #include "support/mebibyte.h"
+#include "support/originals.h"
 #include "support/shared_data.h"
 
 namespace kvasir::test {
@@ -19,10 +20,6 @@ namespace {
 
 constexpr std::int64_t kOriginal = 128;  // of the model
 const std::string kShort = "f16", kLong = "f16,rope=long";
-
-std::string original(const std::string& name) {
-  return source_dir() + "/tests/reference/originals/" + name + ".gguf";
-}
 
 std::string phi3_long() {
   return original("phi3_long");

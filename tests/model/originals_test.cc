@@ -1,13 +1,12 @@
 // Logits against those of Hugging Face's classes, for tiny models that llama.cpp's converter wrote. The files in
 // tests/reference/originals were written by tests/reference/write_originals.py.
+#include "support/originals.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 
-#include "base/mapped_file.h"
-#include "replay/npy.h"
 #include "retention/registry.h"
 #include "sequence/context_rules.h"
 #include "support/engine_fixture.h"
@@ -16,30 +15,9 @@
 namespace kvasir::test {
 namespace {
 
-constexpr int kTokens = 300;
-constexpr int kVocabulary = 96;
-
-std::vector<TokenId> tokens() {
-  std::vector<TokenId> ids;
-  for (int i = 0; i < kTokens; ++i) ids.push_back(3 + (7 * i * i + 3 * i + 5) % (kVocabulary - 3));
-  return ids;
-}
-
-std::vector<double> read_logits(const std::string& path) {
-  auto file = MappedFile::open(path);
-  EXPECT_TRUE(file.ok()) << file.status().message();
-  const auto header = parse_npy_header(file->bytes(), path);
-  EXPECT_TRUE(header.ok()) << header.status().message();
-  EXPECT_EQ(header->shape, (std::vector<std::int64_t>{kTokens, kVocabulary}));
-  std::vector<float> logits(kTokens * kVocabulary);
-  EXPECT_EQ(header->data_bytes, logits.size() * sizeof(float));
-  std::memcpy(logits.data(), file->bytes().data() + header->data_offset, header->data_bytes);
-  return {logits.begin(), logits.end()};
-}
-
 // Reads under `full`, with the angles for these tokens alone.
 std::unique_ptr<SequenceRunner> new_runner_for_tokens(const std::shared_ptr<LoadedModel>& model) {
-  const KvCodec codec = codec_for(model->config, model->kv_shape.codec(), **make_policy("full"), 0, kTokens);
+  const KvCodec codec = codec_for(model->config, model->kv_shape.codec(), **make_policy("full"), 0, kOriginalTokens);
   return new_runner(model, "full", std::uint64_t{1} << 28, codec);
 }
 
@@ -82,14 +60,14 @@ TEST(OriginalsFolder, HoldsTheModelsThatAreTested) {
 TEST_P(Originals, LogitsAreTransformers) {
   const auto model = load(file() + ".gguf", {.kv_type = "f32"});
   ASSERT_NE(model, nullptr);
-  const std::vector<float> ours = all_logits(*new_runner_for_tokens(model), tokens(), 64);
-  EXPECT_LT(rms_error_ratio(ours, read_logits(file() + ".npy")), 1e-5);
+  const std::vector<float> ours = all_logits(*new_runner_for_tokens(model), original_tokens(), 64);
+  EXPECT_LT(rms_error_ratio(ours, read_original_logits(file() + ".npy")), 1e-5);
 }
 
 TEST_P(Originals, LogitsOfATokenAtATimeAreThoseOfPasses) {
   const auto model = load(file() + ".gguf");
   ASSERT_NE(model, nullptr);
-  const std::vector<TokenId> ids = tokens();
+  const std::vector<TokenId> ids = original_tokens();
   const std::vector<float> together = all_logits(*new_runner_for_tokens(model), ids, 64);
   EXPECT_EQ(all_logits(*new_runner_for_tokens(model), ids, 1), together);
   EXPECT_EQ(all_logits(*new_runner_for_tokens(model), ids, 37), together);
@@ -99,7 +77,7 @@ TEST_P(Originals, LogitsOfATokenAtATimeAreThoseOfPasses) {
 TEST_P(Originals, EncodedPagesGiveTheSameForAnyPasses) {
   const auto model = load(file() + ".gguf", {.kv_type = "q8"});
   ASSERT_NE(model, nullptr);
-  const std::vector<TokenId> ids = tokens();
+  const std::vector<TokenId> ids = original_tokens();
   const std::vector<float> together = all_logits(*new_runner_for_tokens(model), ids, 150);
   EXPECT_EQ(all_logits(*new_runner_for_tokens(model), ids, 1), together);
   EXPECT_EQ(all_logits(*new_runner_for_tokens(model), ids, 37), together);

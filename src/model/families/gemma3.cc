@@ -9,20 +9,14 @@
 namespace kvasir {
 namespace {
 
-constexpr int kPattern = 6;         // every sixth layer sees everything
-constexpr double kLocalBase = 1e4;  // rope.freq_base_swa, where the file does not say
+constexpr int kPattern = 6;  // every sixth layer sees everything
 
 Status adjust_gemma3(Keys& keys, ModelConfig* model) {
   constexpr int kLayersOf27B = 62;  // the one model whose scale is that of its width
   model->embedding_scale = std::sqrt(static_cast<float>(model->width));
   KVASIR_ASSIGN_OR_RETURN(const int window, keys.positive("attention.sliding_window", 1u << 24));
   KVASIR_ASSIGN_OR_RETURN(const int pattern, keys.positive_or("attention.sliding_window_pattern", 4096, kPattern));
-  double base = kLocalBase;
-  if (keys.has("rope.freq_base_swa")) {
-    KVASIR_ASSIGN_OR_RETURN(base, keys.number("rope.freq_base_swa"));
-  }
-  KVASIR_ASSIGN_OR_RETURN(RotaryEmbedding local, plain_rotary_embedding(model->rotary.front().dims, base));
-  model->rotary.push_back(std::move(local));
+  KVASIR_RETURN_IF_ERROR(add_window_rotation(keys, model->rotary.front().dims, model));
   for (int l = 0; l < model->layer_count(); ++l) {
     LayerSpec& layer = model->layers[static_cast<std::size_t>(l)];
     layer.norms_after = true;

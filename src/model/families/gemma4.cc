@@ -27,12 +27,7 @@ Result<LocalHeads> read_local_heads(Keys& keys, ModelConfig* model) {
   if (values != local.head_dim || rotated > local.head_dim || rotated % 2 != 0 || local.head_dim < 2)
     return data_loss("layers with a window have keys of {} dimensions, {} of them rotated, and values of {}",
                      local.head_dim, rotated, values);
-  double base = 1e4;
-  if (keys.has("rope.freq_base_swa")) {
-    KVASIR_ASSIGN_OR_RETURN(base, keys.number("rope.freq_base_swa"));
-  }
-  KVASIR_ASSIGN_OR_RETURN(RotaryEmbedding rotary, plain_rotary_embedding(rotated, base));
-  model->rotary.push_back(std::move(rotary));
+  KVASIR_RETURN_IF_ERROR(add_window_rotation(keys, rotated, model));
   return local;
 }
 

@@ -7,9 +7,7 @@ namespace {
 // Mistral 7B v0.1 has a window, Mixtral has experts.
 Status adjust_llama(Keys& keys, ModelConfig* model) {
   KVASIR_RETURN_IF_ERROR(read_window(keys, model));
-  if (!keys.has("expert_count")) return {};
-  KVASIR_ASSIGN_OR_RETURN(const std::uint64_t experts, keys.count("expert_count"));
-  return experts > 0 ? read_experts(keys, model, {.normalized = true}) : Status();
+  return read_experts_if_any(keys, model, {.normalized = true});
 }
 
 }  // namespace

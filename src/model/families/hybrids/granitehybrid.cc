@@ -24,12 +24,11 @@ Result<Mamba2::Sizes> read_mamba2_sizes(Keys& keys) {
 // Gives the layers without KV heads the recurrence.
 Status read_mamba2_layers(Keys& keys, ModelConfig* model) {
   KVASIR_ASSIGN_OR_RETURN(const Mamba2::Sizes sizes, read_mamba2_sizes(keys));
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<std::int64_t> kv_heads, keys.list("attention.head_count_kv"));
   const auto mixer = std::make_shared<Mamba2>(sizes, model->norm_eps);
   const auto size = [](int n) { return static_cast<std::uint64_t>(n); };
   const std::uint64_t heads = size(sizes.heads), channels = size(mixer->channels()), groups = size(sizes.groups);
   for (std::size_t l = 0; l < model->layers.size(); ++l) {
-    if (kv_heads[l] != 0) continue;
+    if (model->layers[l].attention.kv_heads != 0) continue;
     StateSpec state{
         .mixer = mixer,
         .inputs = {"ssm_in"},
@@ -58,9 +57,7 @@ Status adjust_granitehybrid(Keys& keys, ModelConfig* model) {
     KVASIR_ASSIGN_OR_RETURN(rotates, keys.truth("rope.scaling.finetuned"));
   }
   if (!rotates) model->rotary.front() = {};
-  if (!keys.has("expert_count")) return {};
-  KVASIR_ASSIGN_OR_RETURN(const std::uint64_t experts, keys.count("expert_count"));
-  return experts == 0 ? Status() : read_experts(keys, model, {.scores = ExpertScores::kSoftmaxOfChosen});
+  return read_experts_if_any(keys, model, {.scores = ExpertScores::kSoftmaxOfChosen});
 }
 
 }  // namespace
