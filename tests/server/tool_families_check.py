@@ -62,7 +62,7 @@ def family(server, name):
     """Returns how many answers called, and how many were cut."""
     called = cut = 0
     find = {"type": "function", "function": {"name": "find"}}
-    for seed, choice in enumerate(["required", "required", find, find]):
+    for seed, choice in ((1, "required"), (2, find)):
         messages = [QUESTION]
         for _ in range(2):
             status, answer = chat(server, messages, seed, choice)
@@ -90,7 +90,7 @@ def main():
                 continue
             called, cut = family(server, template.stem)
             print(f"{template.stem}: {called} answers called, {cut} were cut", flush=True)
-            assert called >= 3, template.stem
+            assert called >= 2, template.stem
 
 
 if __name__ == "__main__":
