@@ -33,13 +33,6 @@ double seconds_of(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Returns the bytes of weights read to decode one token: all, except an embedding separate from the output matrix, of
-// which only one row is read.
-std::uint64_t weight_bytes_read(const LoadedModel& model) {
-  if (model.weights.output == model.weights.embedding) return model.weight_bytes;
-  return model.weight_bytes - model.embedding_bytes;
-}
-
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 26;
 
 // Sequences of one policy that hold `depth` tokens. Measurements run on forks of them.
@@ -258,9 +251,12 @@ void conclude(Measurement& m, const Measurement& first, const LoadedModel& model
   m.figure.kv_bytes = static_cast<std::uint64_t>(m.figure.batch) *
                       static_cast<std::uint64_t>(base.runners.front()->sequence().mean_stored()) *
                       model.kv_shape.page.slot_bytes() * static_cast<std::uint64_t>(model.kv_shape.lanes());
-  // A pass reads the weights once, and the keys and values of each sequence.
-  if (!m.prefill())
-    m.figure.gigabytes_per_s = static_cast<double>(weight_bytes_read(model) + m.figure.kv_bytes) * m.figure.median /
+  // A pass reads the weights once, and the keys and values of each sequence. How many experts a batch reads depends on
+  // its tokens.
+  const bool has_experts =
+      std::ranges::any_of(model.config.layers, [](const auto& l) { return l.experts.has_value(); });
+  if (!m.prefill() && (m.figure.batch == 1 || !has_experts))
+    m.figure.gigabytes_per_s = static_cast<double>(model.token_weight_bytes + m.figure.kv_bytes) * m.figure.median /
                                static_cast<double>(m.figure.batch) / 1e9;
 }
 

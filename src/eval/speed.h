@@ -34,7 +34,7 @@ struct SpeedFigure {
   double lowest = 0;
   double highest = 0;
   double slowdown = 0;         // time per token relative to the first policy in the same test: median over repetitions
-  double gigabytes_per_s = 0;  // decode: bytes of weights and live keys and values read, at the median
+  double gigabytes_per_s = 0;  // decode: weights and live keys and values read, at the median; 0: not known
   std::uint64_t kv_bytes = 0;  // live keys and values at the start
 };
 

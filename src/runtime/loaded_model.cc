@@ -203,6 +203,26 @@ Status add_long_codecs(const ModelConfig& config, const EngineOptions& options, 
   return {};
 }
 
+// Returns the bytes of weights that a pass of one token leaves out: experts that it does not choose, and the
+// embeddings, of which it reads a row.
+std::uint64_t unread_bytes(const ModelConfig& config, const Weights& weights, std::span<const WeightPart> parts) {
+  const auto bytes = [&](WeightId first, int count) {
+    if (first == kNoWeight) return std::uint64_t{0};
+    return cpu_weight_bytes(parts.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)));
+  };
+  std::uint64_t unread = bytes(weights.per_layer_embedding, 1) + bytes(weights.positions, 1);
+  if (weights.output != weights.embedding) unread += bytes(weights.embedding, 1);
+  for (std::size_t l = 0; l < weights.layers.size(); ++l) {
+    if (!config.layers[l].experts) continue;
+    const auto [count, used] = std::pair(config.layers[l].experts->count, config.layers[l].experts->used);
+    const LayerWeights& layer = weights.layers[l];
+    for (const Linear& linear : {layer.expert_gate, layer.expert_up, layer.expert_down})
+      for (const WeightId first : {linear.matrix, linear.bias})
+        unread += bytes(first, count) / static_cast<std::uint64_t>(count) * static_cast<std::uint64_t>(count - used);
+  }
+  return unread;
+}
+
 }  // namespace
 
 Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
@@ -297,8 +317,7 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
       return Status(status).about({"lock_weights"});
   model->weights = std::move(header.weights.weights);
   model->weight_bytes = weight_bytes;
-  model->embedding_bytes =
-      cpu_weight_bytes(std::span(header.weights.parts).subspan(static_cast<std::size_t>(model->weights.embedding), 1));
+  model->token_weight_bytes = weight_bytes - unread_bytes(model->config, model->weights, header.weights.parts);
   model->transformer = std::make_unique<Transformer>(&model->config, &model->weights, model->backend.get());
   return model;
 }

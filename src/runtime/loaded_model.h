@@ -45,9 +45,9 @@ struct LoadedModel {
   std::unique_ptr<WeightFile> weight_file;  // holds the backend's weights; null: they are in private memory
   std::unique_ptr<Backend> backend;
   Weights weights;
-  std::uint64_t weight_bytes = 0;     // allocated
-  std::uint64_t embedding_bytes = 0;  // part of weight_bytes: the embedding
-  std::vector<Adapter> adapters;      // loaded into the backend; only their scales may change
+  std::uint64_t weight_bytes = 0;        // allocated
+  std::uint64_t token_weight_bytes = 0;  // of these, what a pass of one token reads
+  std::vector<Adapter> adapters;         // loaded into the backend; only their scales may change
   std::unique_ptr<Transformer> transformer;
   std::unique_ptr<DemotionFile> demotion_file;  // demoted pages of all sequences; null: no folder was given
 

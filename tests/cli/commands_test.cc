@@ -246,6 +246,19 @@ TEST(Commands, BenchCountsWhatATokenReads) {
   }
 }
 
+// Of eight experts a token reads two. A batch may read them all.
+TEST(Commands, BenchCountsTheExpertsThatATokenReads) {
+  const std::string path = std::string(std::getenv("KVASIR_SOURCE_DIR")) + "/tests/reference/originals/mixtral.gguf";
+  const Json bench = json_of({"bench", "-m", path, "-t", "1", "--prefill", "0", "--decode", "3", "--depth", "20",
+                              "--batch", "1,2", "--repeat", "1", "--json"});
+  const Json& figure = bench["figures"][0];
+  const auto weights = json_of({"plan", "-m", path, "--json"})["weight_bytes"].get<double>();
+  const double read = figure["gigabytes_per_s"].get<double>() * 1e9 / figure["tokens_per_s"].get<double>();
+  constexpr double kLayers = 3, kMatrices = 3, kExpert = 2.0 * 64 * 32, kEmbedding = 2.0 * 64 * 96;  // bytes of F16
+  EXPECT_NEAR(read, weights - kLayers * kMatrices * 6 * kExpert - kEmbedding + figure["kv_bytes"].get<double>(), 1);
+  EXPECT_EQ(bench["figures"][1]["gigabytes_per_s"], 0);
+}
+
 TEST(Commands, HelpAndVersion) {
   EXPECT_EQ(run_program({"--version"}).out.substr(0, 7), "kvasir ");
   for (const char* command : {"run", "eval", "bench", "plan", "policies", "info", "tokenize"}) {
