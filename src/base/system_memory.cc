@@ -67,6 +67,14 @@ std::optional<std::uint64_t> kib_of(std::string_view text, std::string_view key)
   return *kib * 1024;
 }
 
+// Takes the pages of files, which the system can take back, from what a group uses. As in MemAvailable, those that were
+// used of late (active) are among them.
+std::uint64_t without_files(std::uint64_t used, std::string_view stat, std::string_view prefix) {
+  for (const char* kind : {"inactive_file ", "active_file "})
+    used = left_of(used, number_of(stat, std::string(prefix) + kind).value_or(0));
+  return used;
+}
+
 // Returns a group's own bound, without its parents'.
 std::uint64_t left_in_group_v1(const std::string& folder) {
   const std::string stat = text_of(folder + "/memory.stat");
@@ -75,7 +83,7 @@ std::uint64_t left_in_group_v1(const std::string& folder) {
                                        number_of(stat, "hierarchical_memory_limit ").value_or(kUnlimited));
   if (limit == kUnlimited) return kUnlimited;
   const std::uint64_t used = number_in(folder + "/memory.usage_in_bytes").value_or(0);
-  return left_of(limit, left_of(used, number_of(stat, "total_inactive_file ").value_or(0)));
+  return left_of(limit, without_files(used, stat, "total_"));
 }
 
 std::uint64_t left_in_group_v2(const std::string& folder) {
@@ -85,8 +93,7 @@ std::uint64_t left_in_group_v2(const std::string& folder) {
   if (limit == kUnlimited) return kUnlimited;
   const std::string stat = text_of(folder + "/memory.stat");
   const std::uint64_t used = number_in(folder + "/memory.current").value_or(0);
-  const std::uint64_t without_files = left_of(used, number_of(stat, "inactive_file ").value_or(0));
-  return left_of(limit, left_of(without_files, number_of(stat, "slab_reclaimable ").value_or(0)));
+  return left_of(limit, left_of(without_files(used, stat, ""), number_of(stat, "slab_reclaimable ").value_or(0)));
 }
 
 // Returns the folders of a group and those above it, below and with `mount`. A path that leads out of the mount names a

@@ -251,6 +251,12 @@ Result<CacheSize> size_cache(const CacheConditions& conditions, const std::optio
   size.chunk = told_chunk(conditions, *size.policy, fit.chunk);
   size.bytes = conditions.kv_memory;
   if (size.bytes == 0) size.bytes = fit.fits() ? for_several(fit.needed, fit.limit, sequences) : fit.limit;
+  const std::uint64_t least = KvCache::cost(conditions.shape, {}, 1);
+  if (conditions.kv_memory == 0 && size.bytes < least)
+    return exhausted(
+        "beside the model's weights, {} bytes of memory are left for keys and values, less than the first page of each "
+        "layer takes ({}); close other programs, or use smaller weights",
+        size.bytes, least);
   return size;
 }
 

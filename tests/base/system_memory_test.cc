@@ -87,8 +87,9 @@ TEST_F(SystemMemory, OfAGroupIsItsLimitLessWhatCannotBeReclaimed) {
   member_of("0::/a\n");
   group("/a", mib(64), mib(24));
   EXPECT_EQ(available(), 40 * kMiB);
-  group("/a", mib(64), mib(24), "file 9\nactive_file 7\ninactive_file " + mib(10) + "slab_reclaimable " + mib(3));
-  EXPECT_EQ(available(), 53 * kMiB);
+  group("/a", mib(64), mib(24),
+        "file 9\nactive_file " + mib(2) + "inactive_file " + mib(10) + "slab_reclaimable " + mib(3));
+  EXPECT_EQ(available(), 55 * kMiB);
   group("/a", mib(64), mib(64));
   EXPECT_EQ(available(), 0u);
   group("/a", mib(64), mib(65));
@@ -107,8 +108,8 @@ TEST_F(SystemMemory, OfAGroupOfVersion1) {
   old_group("/a", "9223372036854771712\n", mib(9000));
   old_group("/a/b", "9223372036854771712\n", mib(9000));
   EXPECT_EQ(available(), kSystem);
-  old_group("/a/b", mib(64), mib(50), "inactive_file 1\ntotal_inactive_file " + mib(20));
-  EXPECT_EQ(available(), 34 * kMiB);
+  old_group("/a/b", mib(64), mib(50), "inactive_file 1\ntotal_active_file " + mib(5) + "total_inactive_file " + mib(20));
+  EXPECT_EQ(available(), 39 * kMiB);
   // A limit above that is not visible.
   old_group("/a/b", mib(64), mib(20), "hierarchical_memory_limit " + mib(48));
   EXPECT_EQ(available(), 28 * kMiB);

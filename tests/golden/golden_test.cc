@@ -5,6 +5,7 @@
 #include "golden/golden_file.h"
 #include "sequence/policy_cases.h"
 #include "support/families.h"
+#include "support/originals.h"
 
 namespace kvasir::test {
 namespace {
@@ -16,7 +17,12 @@ struct GoldenCase {
   std::string kv_type = "f16";
   int slots = 16;
   int chunk = 0;
+  std::string original = {};  // of tests/reference/originals, in place of `model`; empty: none
 };
+
+// One for each kind of layer that random models do not have: soft caps, keys that layers share, latent attention,
+// DeltaNet and experts, Mamba-2, short convolutions.
+constexpr const char* kOriginals[] = {"gemma2", "gemma4", "deepseek_v2", "qwen35moe", "granitehybrid", "lfm2"};
 
 // Retains tokens by range, which policy_cases.h leaves out.
 const std::vector<std::string> kRangePolicies = {
@@ -88,15 +94,22 @@ std::vector<GoldenCase> golden_cases() {
       cases.push_back(
           {fmt::format("demoting-{}/{}", type, policy), spec, policy, codec_name(parse_stored_codec(type).codec), 32});
   }
+  for (const char* name : kOriginals)
+    for (const std::string& policy : one_of_each)
+      cases.push_back({.name = fmt::format("original-{}/{}", name, policy), .policy = policy, .original = name});
   return cases;
 }
 
 GoldenResult run_case(const GoldenCase& golden, std::string_view isa) {
-  const TemporaryFile file(make_random_model(golden.model));
-  const auto model =
-      load(file.path(), {.threads = 2, .isa = std::string(isa), .kv_type = golden.kv_type, .page_slots = golden.slots});
-  if (model == nullptr) return {};
-  return run_golden(model, golden.policy, random_tokens(230, golden.model.vocab, 17), 180, golden.chunk);
+  const EngineOptions options{
+      .threads = 2, .isa = std::string(isa), .kv_type = golden.kv_type, .page_slots = golden.slots};
+  const auto run = [&](const std::string& path, int vocabulary) {
+    const auto model = load(path, options);
+    if (model == nullptr) return GoldenResult{};
+    return run_golden(model, golden.policy, random_tokens(230, vocabulary, 17), 180, golden.chunk);
+  };
+  if (!golden.original.empty()) return run(original(golden.original), kOriginalVocabulary);
+  return run(TemporaryFile(make_random_model(golden.model)).path(), golden.model.vocab);
 }
 
 std::vector<std::string> names_of(const std::vector<GoldenCase>& cases) {
