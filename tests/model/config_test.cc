@@ -78,6 +78,18 @@ TEST(Config, FeedForwardLengthIsNeededWithoutExperts) {
   EXPECT_EQ(dense.code(), StatusCode::kDataLoss) << dense.message();
 }
 
+// Converters write expert_count = 0 into files of dense models.
+TEST(Config, NoExpertsMayBeSaidAsZero) {
+  for (const char* architecture : {"llama", "mistral3", "gemma4"}) {
+    const auto dense = read(architecture, [&](auto& w) {
+      w.set_uint32(std::string(architecture) + ".expert_count", 0);
+      w.set_uint32(std::string(architecture) + ".attention.sliding_window", 512);
+    });
+    ASSERT_TRUE(dense.ok()) << architecture << ": " << dense.status().message();
+    EXPECT_FALSE(dense->layers.front().experts) << architecture;
+  }
+}
+
 TEST(Rope, LinearScalingHoweverItIsWritten) {
   const auto plain = read("llama", [](auto&) {});
   ASSERT_TRUE(plain.ok()) << plain.status().message();

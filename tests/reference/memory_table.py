@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """Prints the table of docs/models.md: what the caches of well-known models take, of the headers beside this file.
 
-memory_table.py KVASIR
+memory_table.py KVASIR [PYTHON]
+
+With a Python that has llama-cpp-python, also what llama.cpp says it allocates (llama_memory.py).
 """
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -12,7 +15,7 @@ import tempfile
 import header_file
 
 CONTEXT = 32768
-BATCH = 512  # llama.cpp's tokens of a pass (--ubatch-size)
+HERE = pathlib.Path(__file__).resolve().parent
 KNOWN = {'count': '', 'copy': '', 'defaults': '', 'memory': ' \u2020'}
 
 
@@ -26,19 +29,23 @@ def mib(count):
     return f'{count / 2**20:,.1f}' if count else '-'
 
 
-def llama_cpp_bytes(layers):
-    """Cells of 16-bit keys and values by llama.cpp's rule (src/llama-kv-cache-iswa.cpp), and states."""
-    total = layers['kv_bytes_per_token'] * CONTEXT + layers['state_bytes']
-    for group in layers['windows']:
-        cells = min(CONTEXT, (group['window'] + BATCH + 255) // 256 * 256)
-        total += cells * group['layers'] * group['kv_heads'] * group['head_dim'] * 4
-    return total
+def llama_cpp(python, path):
+    """Bytes of caches and states, and of these with the memory to work in; Nones where llama.cpp makes no context."""
+    if python is None:
+        return None, None
+    done = subprocess.run([python, HERE / 'llama_memory.py', str(CONTEXT), path], capture_output=True, text=True)
+    found = re.search(r"'KV': ([0-9.]+), 'RS': ([0-9.]+), 'compute': ([0-9.]+)", done.stdout)
+    if not found:
+        return None, None
+    keys, states, compute = (float(each) * 2**20 for each in found.groups())
+    return keys + states, keys + states + compute
 
 
 def main():
     kvasir = sys.argv[1]
-    print('| model | KV bytes a token | windows, MiB | states, MiB | `plan` at 32,768, MiB | llama.cpp, computed, MiB |')
-    print('|---|---|---|---|---|---|')
+    python = sys.argv[2] if len(sys.argv) > 2 else None
+    print('| model | KV bytes a token | windows | states | caches | of llama.cpp | beside the weights | of llama.cpp |')
+    print('|---|---|---|---|---|---|---|---|')
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / 'header.gguf'
         for name in header_file.names():
@@ -55,11 +62,12 @@ def main():
                 print(f'| {name} | {found["why_not"][:60]} | | | | |')
                 continue
             layers = found['layers']
-            planned = ask(kvasir, 'plan', '--json', '--ctx', str(CONTEXT), '--kv', 'full', path)['kv_bytes']
+            plan = ask(kvasir, 'plan', '--json', '--ctx', str(CONTEXT), '--kv', 'full', path)
+            caches, beside = llama_cpp(python, path)
             mark = ' \u2021' if trained < CONTEXT else ''
             print(f'| {name}{KNOWN[header["known"]]}{mark} | {layers["kv_bytes_per_token"]:,} '
                   f'| {mib(sum(group["bytes_max"] for group in layers["windows"]))} | {mib(layers["state_bytes"])} '
-                  f'| {mib(planned)} | {mib(llama_cpp_bytes(layers))} |')
+                  f'| {mib(plan["kv_bytes"])} | {mib(caches)} | {mib(plan["kv_bytes"] + plan["workspace_bytes"])} | {mib(beside)} |')
 
 
 if __name__ == '__main__':

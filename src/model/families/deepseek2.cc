@@ -58,9 +58,8 @@ Status adjust_deepseek2(Keys& keys, ModelConfig* model) {
     attention.latent = latent;
     attention.scale = scale;
   }
-  if (!keys.has("expert_count")) return {};
-  return read_experts(keys, model,
-                      {.scores = scores_by_sigmoid(*model) ? ExpertScores::kSigmoid : ExpertScores::kSoftmax});
+  const ExpertScores scores = scores_by_sigmoid(*model) ? ExpertScores::kSigmoid : ExpertScores::kSoftmax;
+  return read_experts_if_any(keys, model, {.scores = scores});
 }
 
 }  // namespace

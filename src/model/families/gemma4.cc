@@ -64,8 +64,7 @@ Status adjust_gemma4(Keys& keys, ModelConfig* model) {
       return data_loss("{} is {}, above {}", keys.name("embedding_length_per_layer_input"), size, kMostPerLayer);
     model->per_layer_embedding = static_cast<int>(size);
   }
-  if (keys.has("expert_count"))
-    KVASIR_RETURN_IF_ERROR(read_experts(keys, model, {.normalized = true, .beside_network = true}));
+  KVASIR_RETURN_IF_ERROR(read_experts_if_any(keys, model, {.normalized = true, .beside_network = true}));
   for (std::size_t l = 0; l < model->layers.size(); ++l) {
     LayerSpec& layer = model->layers[l];
     const auto has = [&](std::string_view tensor) {

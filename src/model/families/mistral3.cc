@@ -18,7 +18,7 @@ Status adjust_mistral3(Keys& keys, ModelConfig* model) {
       }
     }
   }
-  return keys.has("expert_count") ? read_experts(keys, model, {.normalized = true}) : Status();
+  return read_experts_if_any(keys, model, {.normalized = true});
 }
 
 }  // namespace
