@@ -174,7 +174,8 @@ class Engine {
 
   struct LoadedSession {
     std::unique_ptr<Session> session;
-    bool other_arithmetic = false;  // written by other kernels: later tokens may differ
+    bool other_arithmetic = false;            // written by other kernels: later tokens may differ
+    std::vector<AdapterScale> adapters = {};  // that it was saved with, and goes on with
   };
   // Continues a session that Session::save wrote, with the file's policy, page type and page size. `sequences`: as in
   // SessionOptions. Errors: kNotFound, kDataLoss (damaged), kInvalidArgument (of another model), kUnsupported (another

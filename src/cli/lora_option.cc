@@ -1,5 +1,6 @@
 // --lora FILE[:SCALE].
 #include <charconv>
+#include <filesystem>
 #include <string>
 #include <system_error>
 
@@ -8,15 +9,21 @@
 namespace kvasir::cli {
 namespace {
 
-// The text behind the last colon is the scale, if it is a number.
+// The text behind the last colon is the scale, unless a file has the whole name. Throws CLI::ValidationError for a
+// scale that is no number.
 AdapterFile adapter_file_of(const std::string& text) {
+  if (text.empty()) throw CLI::ValidationError("--lora", "needs the name of a file");
   const std::size_t colon = text.rfind(':');
-  if (colon == std::string::npos || colon + 1 == text.size()) return {text, 1};
+  std::error_code ignored;
+  if (colon == std::string::npos || std::filesystem::exists(text, ignored)) return {text, 1};
+  const std::string path = text.substr(0, colon);
   float scale = 0;
   const char* const end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data() + colon + 1, end, scale);
-  if (rest != end || error != std::errc()) return {text, 1};
-  return {text.substr(0, colon), scale};
+  if (rest == end && error == std::errc() && colon + 1 < text.size()) return {path, scale};
+  if (!std::filesystem::exists(path, ignored)) return {text, 1};  // whoever opens it says what is wrong
+  throw CLI::ValidationError("--lora", "'" + printable(text.substr(colon + 1), 40) +
+                                           "' behind the file's name is no scale; give a number, such as :0.5");
 }
 
 }  // namespace

@@ -95,6 +95,8 @@ class EngineImpl final : public Engine {
       loaded.head.chunk = chunk;
       LoadedSession result;
       result.other_arithmetic = loaded.other_arithmetic;
+      for (const AppliedAdapter& each : loaded.sequence->adapters())
+        result.adapters.push_back({each.number, each.scale});
       KVASIR_ASSIGN_OR_RETURN(result.session, make_session(runner(), std::move(loaded)));
       return result;
     });
@@ -114,6 +116,8 @@ class EngineImpl final : public Engine {
       KVASIR_ASSIGN_OR_RETURN(kvasir::LoadedSession loaded, restore_session(image->parts, model_, counting));
       LoadedSession result;
       result.other_arithmetic = loaded.other_arithmetic;
+      for (const AppliedAdapter& each : loaded.sequence->adapters())
+        result.adapters.push_back({each.number, each.scale});
       KVASIR_ASSIGN_OR_RETURN(result.session, make_session(runner(), std::move(loaded), image));
       return result;
     });

@@ -129,6 +129,8 @@ const AttentionSpec& ModelConfig::governed() const {
 
 Result<ModelConfig> read_model_config(const gguf::File& file, std::span<const Family* const> known) {
   ModelConfig config;
+  if (const auto type = file.get_string("general.type"); type.ok() && *type == "adapter")
+    return invalid_argument("this file is a LoRA adapter, not a model; give it with --lora, and the model it is for");
   if (file.tensors().empty() && file.find("tokenizer.ggml.tokens") != nullptr)
     return data_loss("this file has a tokenizer but no weights; give the model's own .gguf file");
   KVASIR_ASSIGN_OR_RETURN(const std::string_view architecture, file.get_string("general.architecture"));

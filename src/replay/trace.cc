@@ -136,7 +136,8 @@ Status AttentionTrace::check_row(std::int64_t layer, std::int64_t head, std::int
   }
   for (std::size_t j = seen; j < weights.size(); ++j) sound &= weights[j] == 0;
   const double sum = sums[0] + sums[1] + sums[2] + sums[3];
-  if (sound && std::abs(sum - 1) <= kMostSumError) return {};
+  const double least = sinks_ ? 0 : 1 - kMostSumError;
+  if (sound && sum >= least && sum <= 1 + kMostSumError && sum > 0) return {};
   for (std::size_t j = 0; j < weights.size() && !sound; ++j) {
     if (j < seen && !(weights[j] >= 0 && weights[j] <= std::numeric_limits<float>::max()))
       return data_loss("'{}': the weight at [{}, {}, {}, {}] is {}; weights of a softmax are 0 or more", path_, layer,
@@ -145,8 +146,9 @@ Status AttentionTrace::check_row(std::int64_t layer, std::int64_t head, std::int
       return data_loss("'{}': the weight at [{}, {}, {}, {}] is {}; token {} cannot see a later one", path_, layer,
                        head, row, j, weights[j], row);
   }
-  return data_loss("'{}': the weights of row [{}, {}, {}] sum to {:.6g}; those of a softmax sum to 1", path_, layer,
-                   head, row, sum);
+  return data_loss("'{}': the weights of row [{}, {}, {}] sum to {:.6g}; those of a softmax sum to 1{}", path_, layer,
+                   head, row, sum,
+                   sinks_ || sum > 1 || sum <= 0 ? "" : ", or to less in models with attention sinks, with --sinks");
 }
 
 Status AttentionTrace::check(const Progress& progress) const {

@@ -70,6 +70,8 @@ class AttentionTrace {
   // the diagonal, for a row whose sum is more than 0.01 away from 1, and for anything else that is not finite;
   // kCancelled.
   Status check(const Progress& progress) const;
+  // Lets sums of rows be less than 1, above 0: the rest is of an attention sink, which is no token.
+  void allow_sinks() { sinks_ = true; }
 
   // Copies the weights of query `row` on tokens 0 to weights.size() - 1. REQUIRES: weights.size() <= T.
   void read(std::int64_t layer, std::int64_t head, std::int64_t row, std::span<float> weights) const {
@@ -89,6 +91,7 @@ class AttentionTrace {
   std::string path_;
   std::shared_ptr<const MappedFile> file_;  // null where the bytes are the caller's
   TraceShape shape_;
+  bool sinks_ = false;
   std::array<std::span<const std::byte>, kTraceArrays> data_;
 };
 

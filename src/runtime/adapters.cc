@@ -14,9 +14,12 @@
 namespace kvasir {
 namespace {
 
+constexpr float kMostAdapterScale = 1000;
+
 Status check_scale(float scale) {
-  if (std::isfinite(scale)) return {};
-  return invalid_argument("an adapter's scale must be a finite number").about({"lora"});
+  if (std::abs(scale) <= kMostAdapterScale) return {};  // false for NaN
+  return invalid_argument("an adapter's scale is {}, outside -{} to {}", scale, kMostAdapterScale, kMostAdapterScale)
+      .about({"lora"});
 }
 
 Hash128 fingerprint_of_adapter(const gguf::File& file) {

@@ -123,10 +123,12 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
   for (std::size_t i = 0; i < requests.size(); ++i) {
     StepResult& result = results[i];
     if (finite[i] == 0) {
-      result.status = data_loss(
-          "the model's output under '{}' in {} pages is NaN: the file is damaged, unless --kv full with --kv-type f16 "
-          "gives a text",
-          requests[i].sequence->policy().traits().spec, codec_name(requests[i].sequence->shape().codec()));
+      const Sequence& sequence = *requests[i].sequence;
+      const char* const cause = sequence.adapters().empty()
+                                    ? "the file is damaged, unless --kv full with --kv-type f16 gives a text"
+                                    : "an adapter is damaged or its scale too large, if the text runs without adapters";
+      result.status = data_loss("the model's output under '{}' in {} pages is NaN: {}", sequence.policy().traits().spec,
+                                codec_name(sequence.shape().codec()), cause);
       requests[i].sequence->fail(result.status);
       continue;
     }

@@ -176,8 +176,9 @@ std::vector<ReferenceModel::Linear> ReferenceModel::load_experts(const gguf::Fil
   std::vector<Linear> experts;
   for (std::size_t e = 0; e < static_cast<std::size_t>(count); ++e) {
     const auto part = [e](const std::vector<double>& of, std::size_t n) {
+      if (of.empty()) return of;
       const auto first = of.begin() + static_cast<std::ptrdiff_t>(e * n);
-      return of.empty() ? of : std::vector<double>(first, first + static_cast<std::ptrdiff_t>(n));
+      return std::vector<double>(first, first + static_cast<std::ptrdiff_t>(n));
     };
     experts.push_back({{static_cast<std::size_t>(rows), static_cast<std::size_t>(columns), part(values, size)},
                        part(biases, static_cast<std::size_t>(rows))});

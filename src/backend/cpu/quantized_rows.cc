@@ -14,6 +14,7 @@ MutableQ8Rows QuantizedRows::ensure(int groups, int inputs) {
 }
 
 Q8Rows QuantizedRows::view(int group, int inputs) const {
+  if (quants_.data() == nullptr) return {};
   const Q8Rows all{quants_.data(), scale_.data(), scaled_sum_.data(), sum_.data(), half_sum_.data()};
   return all.at(group_places(group, inputs));
 }

@@ -16,7 +16,7 @@ class QuantizedRows {
 
   // Makes room for groups of 16 rows of `inputs` floats, and returns it. What was there before is lost.
   MutableQ8Rows ensure(int groups, int inputs);
-  // From row group `group` on; `inputs` as of ensure.
+  // From row group `group` on; `inputs` as of ensure. Before the first ensure there is nothing.
   Q8Rows view(int group, int inputs) const;
   std::uint64_t allocated_bytes() const;
 

@@ -73,7 +73,8 @@ std::string text_of(const RecordCommand& command, const LoadedModel& model, cons
     }
   out += fmt::format("\nkvasir replay --policy {} --trace {}", result.policy, printable(command.out, 200));
   if (command.record.prefill > 0) out += fmt::format(" --prefill {} --chunk {}", command.record.prefill, result.chunk);
-  return out + fmt::format(" --kv-heads {}\n", model.config.governed().kv_heads);
+  const bool sinks = std::ranges::any_of(model.config.layers, [](const LayerSpec& l) { return l.attention.sinks; });
+  return out + fmt::format(" --kv-heads {}{}\n", model.config.governed().kv_heads, sinks ? " --sinks" : "");
 }
 
 Status record(const RecordCommand& command) {

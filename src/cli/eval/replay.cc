@@ -28,6 +28,7 @@ struct ReplayCommand {
   std::int64_t prefill = 0;
   std::optional<std::int64_t> chunk;
   std::optional<std::int64_t> kv_heads;
+  bool sinks = false;
   bool json = false;
 };
 
@@ -188,6 +189,7 @@ Status replay_traces(const ReplayCommand& command) {
   std::vector<AttentionTrace> traces;
   for (const std::string& path : paths) {
     KVASIR_ASSIGN_OR_RETURN(AttentionTrace trace, AttentionTrace::open(path));
+    if (command.sinks) trace.allow_sinks();
     KVASIR_RETURN_IF_ERROR(check_replay_options(trace, options));
     for (const auto& policy : made) KVASIR_RETURN_IF_ERROR(check_replayable(trace, *policy, options));
     traces.push_back(std::move(trace));
@@ -234,6 +236,8 @@ void add_replay(CLI::App& program, Outcome& outcome) {
   command->add_option("--chunk", options->chunk, "Tokens of the prompt per pass (default: the whole prompt)");
   command->add_option("--kv-heads", options->kv_heads,
                       "KV heads that share the query heads (default: those recorded, else one for each query head)");
+  command->add_flag("--sinks", options->sinks,
+                    "Rows may sum to less than 1: the model has attention sinks, which take the rest (gpt-oss)");
   command->add_flag("--json", options->json, "One JSON object on standard output");
   command->callback([options, &outcome] { outcome.status = replay_traces(*options); });
 }

@@ -125,6 +125,8 @@ Status plan(PlanOptions options) {
   RunDecision decision = decide(options, asked, config, sizes, shape, weight_bytes + adapters.bytes(), prompt);
   // Reads no tensor data: compares where tensors end with the file's size.
   if (const Status whole = gguf::File::open(options.model).status(); !whole.ok()) decision.refusal = whole;
+  if (decision.refusal.ok() && !held) held.emplace(read_model_header(file));
+  if (held && !held->ok()) decision.refusal = held->status();
   const int chunk = prompt_chunk(*policy, options.policy.empty() ? options.chunk : decision.chunk);
   const std::string stored_as = codec_name(codec_for(config, shape.codec(), *policy, chunk, context));
   const KvMemory kv = plan_kv_memory(shape, *policy, {context, prompt, chunk, options.batch});

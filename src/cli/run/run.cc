@@ -88,11 +88,27 @@ Status check_options(const RunOptions& options) {
     return invalid_argument(
         "--parts prints one answer after another; omit --json, --samples, --beams, --save and --load");
   if (options.raw && options.chat) return invalid_argument("--raw and --chat exclude each other; omit one of them");
-  if (options.raw && !options.prompt) return invalid_argument("--raw is of a prompt; give -p too");
+  if (options.raw && !options.prompt && options.files.empty())
+    return invalid_argument("--raw continues a text; give one with -p or -f");
   if (options.context < 0 || (options.context > 0 && options.context < kLeastContext) || options.context > kMostContext)
     return invalid_argument("-c {} is outside {} to 2^40 tokens (0: the trained context)", options.context,
                             kLeastContext);
   return {};
+}
+
+// A loaded session goes on with its own adapters, so those of --lora must be the same.
+Status check_adapters(const std::vector<AdapterFile>& given, const std::vector<AdapterScale>& own) {
+  std::string saved;
+  for (const AdapterScale& each : own) {
+    const std::string& path = given[static_cast<std::size_t>(each.id)].path;
+    saved += fmt::format("{} --lora {}:{}", saved.empty() ? "" : ",", printable(path, 100), each.scale);
+  }
+  const auto used = std::ranges::count_if(given, [](const AdapterFile& file) { return file.scale != 0; });
+  const bool same = std::ranges::all_of(
+      own, [&](const AdapterScale& each) { return given[static_cast<std::size_t>(each.id)].scale == each.scale; });
+  if (same && used == std::ssize(own)) return {};
+  return invalid_argument("--load goes on with what the session was saved with:{}; give that",
+                          saved.empty() ? " no adapter (omit --lora)" : saved);
 }
 
 // Checks, before anything runs, that the session can be saved and replaces no input except a session file.
@@ -238,6 +254,7 @@ Status run(RunOptions options) {
       note("kvasir: {} was written by other kernels: the tokens to come may differ from what they would have been\n",
            printable(options.load, 200));
     options.generate.resume = options.sampling_options.empty();
+    KVASIR_RETURN_IF_ERROR(check_adapters(options.engine.lora, loaded.adapters));
   } else {
     if (options.chat || chat) options.session.protect = protected_tokens(*engine, options.system);
     if (options.parts) {

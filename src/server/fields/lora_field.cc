@@ -18,13 +18,18 @@ Result<std::vector<AdapterScale>> read_adapter_scales(const Json& list) {
   std::vector<AdapterScale> scales;
   for (const Json& each : list) {
     if (!each.is_object()) return wrong_field("lora", kNeeds);
+    for (const auto& [key, value] : each.items())
+      if (key != "id" && key != "name" && key != "scale")
+        return wrong_field("lora", R"(a list of objects with "id" or "name", and "scale" alone)");
     AdapterScale& scale = scales.emplace_back();
     const Fields fields(each);
     const bool by_id = fields.find("id") != nullptr;
+    if (!read_field(fields, "scale", scale.scale).ok())
+      return wrong_field("lora", R"(a list of objects whose "scale" is a number)");
     if (!read_whole(fields, "id", 0, std::numeric_limits<int>::max(), scale.id).ok() ||
-        !read_text(fields, "name", kLongestAdapterName, scale.name).ok() || by_id != scale.name.empty() ||
-        !read_field(fields, "scale", scale.scale).ok())
-      return wrong_field("lora", kNeeds);
+        !read_text(fields, "name", kLongestAdapterName, scale.name).ok())
+      return wrong_field("lora", R"(a list of objects whose "id" is a whole number of 0 or more, or "name" a text)");
+    if (by_id != scale.name.empty()) return wrong_field("lora", R"(a list of objects with either "id" or "name")");
   }
   return scales;
 }

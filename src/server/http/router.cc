@@ -51,8 +51,8 @@ void send(HttpAnswer& answer, const Refusal& refusal, ErrorForm form = nullptr) 
 
 Refusal operators_only() {
   return {403,
-          "this shows all tenants, so it needs an operator's key: make one with 'kvasir keys add --tenant NAME "
-          "--operator', or open /metrics to anybody with 'kvasir serve --metrics-open'",
+          "this is about all tenants, so it needs an operator's key: make one with 'kvasir keys add --tenant NAME "
+          "--operator' (/metrics alone can be opened to anybody, with 'kvasir serve --metrics-open')",
           "operator_key_required",
           {}};
 }
