@@ -357,5 +357,39 @@ TEST_F(Errors, Prompt) {
       run_arguments({}));
 }
 
+// Adapters that are no adapters, and sessions that go on with others than they were saved with.
+TEST_F(Errors, Adapters) {
+  const std::string reference = source_dir() + "/tests/reference";
+  const std::string model = reference + "/originals/llama.gguf", adapter = reference + "/adapters/llama.gguf";
+  const auto error_of = [&](Arguments more) {
+    Arguments all = {"run", "-p", "hello", "-n", "3", "-t", "1", "-q"};
+    all.insert(all.end(), more.begin(), more.end());
+    const Finished done = run_program(all);
+    EXPECT_EQ(done.exit_code, done.err.empty() ? 0 : 2) << done.err;
+    return done.err;
+  };
+  const auto expect = [&](const Arguments& more, const char* words) {
+    const std::string error = error_of(more);
+    EXPECT_NE(error.find(words), std::string::npos) << error;
+  };
+  expect({"-m", adapter}, "this file is a LoRA adapter, not a model; give it with --lora");
+  expect({"-m", model, "--lora", adapter + ":x1"}, "'x1' behind the file's name is no scale");
+  expect({"-m", model, "--lora", adapter + ":"}, "'' behind the file's name is no scale");
+  expect({"-m", model, "--lora", adapter + ":1e38"}, "outside -1000 to 1000");
+  expect({"-m", model, "--lora", file("none") + ":2"}, "No such file");
+  const std::string plain = file("plain.kvs"), adapted = file("adapted.kvs");
+  EXPECT_EQ(error_of({"-m", model, "--save", plain}), "");
+  EXPECT_EQ(error_of({"-m", model, "--lora", adapter + ":0.5", "--save", adapted}), "");
+  EXPECT_EQ(error_of({"-m", model, "--load", plain}), "");
+  EXPECT_EQ(error_of({"-m", model, "--lora", adapter + ":0", "--load", plain}), "");
+  EXPECT_EQ(error_of({"-m", model, "--lora", adapter + ":0.5", "--load", adapted}), "");
+  expect({"-m", model, "--lora", adapter, "--load", plain}, "no adapter (omit --lora)");
+  expect({"-m", model, "--lora", adapter, "--load", adapted}, "llama.gguf:0.5; give that");
+  // A name with a colon is the file's, if there is such a file.
+  const std::string odd = file("odd:0.5");
+  std::filesystem::copy_file(adapter, odd);
+  EXPECT_EQ(error_of({"-m", model, "--lora", odd, "--load", plain}).find("No such file"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace kvasir::test

@@ -229,5 +229,19 @@ TEST(ReplayExample, IsWhatWasPublished) {
   EXPECT_NEAR(json["layers"][0]["recall"].get<double>(), 0.7694927188907362, 1e-12);
 }
 
+// Rows of gpt-oss sum to less than 1: the command that `record` prints says so.
+TEST_F(Replay, TakesWhatIsRecordedOfAModelWithSinks) {
+  const std::string model = source_dir() + "/tests/reference/originals/gpt_oss.gguf";
+  const std::string text = folder_.make("text", std::string(120, 'a'));
+  const std::string trace = folder_.path() + "/sinks.npy";
+  const Finished recorded = run_program({"record", "-m", model, "-f", text, "--tokens", "60", "-t", "1", "-o", trace});
+  ASSERT_EQ(recorded.exit_code, 0) << recorded.err;
+  EXPECT_NE(recorded.out.find(" --sinks\n"), std::string::npos) << recorded.out;
+  EXPECT_EQ(run_program(replay_arguments(trace, {"--policy", "full", "--kv-heads", "2", "--sinks"})).exit_code, 0);
+  const Finished refused = run_program(replay_arguments(trace, {"--policy", "full", "--kv-heads", "2"}));
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_NE(refused.err.find("with --sinks"), std::string::npos) << refused.err;
+}
+
 }  // namespace
 }  // namespace kvasir::test
