@@ -264,7 +264,7 @@ TEST(AdapterRequests, UnknownAdaptersAreRefused) {
       {{{-1, 1}}, "there is no adapter -1"},
       {{{0, 1}, {0, 1}}, "adapter 0 is named twice"},
       {{{0, 1, "nobody"}}, "there is no adapter 'nobody'"},
-      {{{0, std::numeric_limits<float>::infinity()}}, "finite"}};
+      {{{0, std::numeric_limits<float>::infinity()}}, "outside -1000 to 1000"}};
   for (const auto& [scales, message] : wrong) {
     const auto refused = engine->submit(asking(scales));
     ASSERT_FALSE(refused.ok());

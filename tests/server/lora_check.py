@@ -134,7 +134,7 @@ def main(kvasir, model, adapter):
             assert server.end() == 0
 
     for options, says in ((("--lora", model), "this is no adapter"), (("--lora", "/no/such.gguf"), "/no/such.gguf"),
-                          (("--lora", adapter + ":nan"), "finite"), (("--lora", adapter + ":inf"), "finite")):
+                          (("--lora", adapter + ":nan"), "outside -1000 to 1000"), (("--lora", adapter + ":inf"), "outside -1000 to 1000")):
         line = refused(kvasir, model, *options)
         assert says in line and "lora" in line or "/no/such" in line, line
     print("requests choose their adapters, and have the bits of a server with that choice alone")
