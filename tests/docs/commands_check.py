@@ -81,7 +81,7 @@ def set_up(folder, kvasir, model, source):
     book = (source / "examples/the-bell-of-saint-anne.txt").read_text()
     for name in ("model.gguf", "MODEL"):
         os.symlink(model, folder / name)
-    (folder / "book.txt").write_text(book[:12000])  # what commands measure takes as long as the text is
+    (folder / "book.txt").write_text(book[:18000])  # what commands measure takes as long as the text is
     (folder / "report.txt").write_text(book[:4000])
     (folder / "letter.txt").write_text(book[:1500])
     (folder / "annex.txt").write_text(book[4000:6000])
