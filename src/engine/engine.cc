@@ -34,6 +34,14 @@ Status check_samples(int samples, std::size_t tokens) {
       .about({"samples"});
 }
 
+// Returns what the engine says of a session file, without the session.
+Engine::LoadedSession about(const LoadedSession& loaded) {
+  Engine::LoadedSession result;
+  result.other_arithmetic = loaded.other_arithmetic;
+  for (const AppliedAdapter& each : loaded.sequence->adapters()) result.adapters.push_back({each.number, each.scale});
+  return result;
+}
+
 class EngineImpl final : public Engine {
  public:
   EngineImpl(std::shared_ptr<LoadedModel> model, std::unique_ptr<SpillFile> swap,
@@ -93,10 +101,7 @@ class EngineImpl final : public Engine {
       };
       KVASIR_ASSIGN_OR_RETURN(kvasir::LoadedSession loaded, kvasir::load_session(path, model_, make_cache));
       loaded.head.chunk = chunk;
-      LoadedSession result;
-      result.other_arithmetic = loaded.other_arithmetic;
-      for (const AppliedAdapter& each : loaded.sequence->adapters())
-        result.adapters.push_back({each.number, each.scale});
+      LoadedSession result = about(loaded);
       KVASIR_ASSIGN_OR_RETURN(result.session, make_session(runner(), std::move(loaded)));
       return result;
     });
@@ -114,10 +119,7 @@ class EngineImpl final : public Engine {
       KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, cache_.check_pages(head));
       KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<KvCache> counting, KvCache::create(shape, cache.budget().capacity()));
       KVASIR_ASSIGN_OR_RETURN(kvasir::LoadedSession loaded, restore_session(image->parts, model_, counting));
-      LoadedSession result;
-      result.other_arithmetic = loaded.other_arithmetic;
-      for (const AppliedAdapter& each : loaded.sequence->adapters())
-        result.adapters.push_back({each.number, each.scale});
+      LoadedSession result = about(loaded);
       KVASIR_ASSIGN_OR_RETURN(result.session, make_session(runner(), std::move(loaded), image));
       return result;
     });

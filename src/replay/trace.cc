@@ -146,9 +146,9 @@ Status AttentionTrace::check_row(std::int64_t layer, std::int64_t head, std::int
       return data_loss("'{}': the weight at [{}, {}, {}, {}] is {}; token {} cannot see a later one", path_, layer,
                        head, row, j, weights[j], row);
   }
+  const bool may_have_sinks = !sinks_ && sum > 0 && sum < 1;
   return data_loss("'{}': the weights of row [{}, {}, {}] sum to {:.6g}; those of a softmax sum to 1{}", path_, layer,
-                   head, row, sum,
-                   sinks_ || sum > 1 || sum <= 0 ? "" : ", or to less in models with attention sinks, with --sinks");
+                   head, row, sum, may_have_sinks ? ", or to less in models with attention sinks, with --sinks" : "");
 }
 
 Status AttentionTrace::check(const Progress& progress) const {

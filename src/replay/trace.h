@@ -67,10 +67,10 @@ class AttentionTrace {
   using Progress = std::function<bool(std::int64_t done, std::int64_t total)>;
 
   // Checks every float. Errors: kDataLoss for a weight that is negative or not finite, for a non-zero weight beyond
-  // the diagonal, for a row whose sum is more than 0.01 away from 1, and for anything else that is not finite;
-  // kCancelled.
+  // the diagonal, for a row whose sum is more than 0.01 away from 1 (see allow_sinks), and for anything else that is
+  // not finite; kCancelled.
   Status check(const Progress& progress) const;
-  // Lets sums of rows be less than 1, above 0: the rest is of an attention sink, which is no token.
+  // Lets rows sum to less than 1, but not to 0: attention sinks, which are no tokens, have the rest.
   void allow_sinks() { sinks_ = true; }
 
   // Copies the weights of query `row` on tokens 0 to weights.size() - 1. REQUIRES: weights.size() <= T.

@@ -214,11 +214,10 @@ std::uint64_t unread_bytes(const ModelConfig& config, const Weights& weights, st
   if (weights.output != weights.embedding) unread += bytes(weights.embedding, 1);
   for (std::size_t l = 0; l < weights.layers.size(); ++l) {
     if (!config.layers[l].experts) continue;
-    const auto [count, used] = std::pair(config.layers[l].experts->count, config.layers[l].experts->used);
+    const int left_out = config.layers[l].experts->count - config.layers[l].experts->used;  // all are of one size
     const LayerWeights& layer = weights.layers[l];
     for (const Linear& linear : {layer.expert_gate, layer.expert_up, layer.expert_down})
-      for (const WeightId first : {linear.matrix, linear.bias})
-        unread += bytes(first, count) / static_cast<std::uint64_t>(count) * static_cast<std::uint64_t>(count - used);
+      for (const WeightId first : {linear.matrix, linear.bias}) unread += bytes(first, left_out);
   }
   return unread;
 }

@@ -20,7 +20,7 @@ struct GoldenCase {
   std::string original = {};  // of tests/reference/originals, in place of `model`; empty: none
 };
 
-// One for each kind of layer that random models do not have: soft caps, keys that layers share, latent attention,
+// Models with the kinds of layers that random models do not have: soft caps, keys that layers share, latent attention,
 // DeltaNet and experts, Mamba-2, short convolutions.
 constexpr const char* kOriginals[] = {"gemma2", "gemma4", "deepseek_v2", "qwen35moe", "granitehybrid", "lfm2"};
 

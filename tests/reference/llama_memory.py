@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Prints what llama.cpp allocates for one sequence of CONTEXT tokens beside the weights, in MiB: caches, states, work.
 
-llama_memory.py CONTEXT FILE.gguf ...
+llama_memory.py CONTEXT FILE.gguf
 
 Makes a context of the file, as llama-server does with its default options for one slot, and adds up the sizes of the buffers that
-llama.cpp says it has allocated. Needs the package llama-cpp-python.
+llama.cpp says it has allocated. Prints one JSON object, or null where llama.cpp makes no context. Needs llama-cpp-python.
 """
 import ctypes
+import json
 import re
 import sys
 
@@ -39,10 +40,5 @@ def measure(path, context):
     return sizes if made else None
 
 
-def main():
-    for path in sys.argv[2:]:
-        print(path, measure(path, int(sys.argv[1])))
-
-
 if __name__ == '__main__':
-    main()
+    print(json.dumps(measure(sys.argv[2], int(sys.argv[1]))))

@@ -7,7 +7,6 @@ With a Python that has llama-cpp-python, also what llama.cpp says it allocates (
 """
 import json
 import pathlib
-import re
 import subprocess
 import sys
 import tempfile
@@ -34,11 +33,11 @@ def llama_cpp(python, path):
     if python is None:
         return None, None
     done = subprocess.run([python, HERE / 'llama_memory.py', str(CONTEXT), path], capture_output=True, text=True)
-    found = re.search(r"'KV': ([0-9.]+), 'RS': ([0-9.]+), 'compute': ([0-9.]+)", done.stdout)
-    if not found:
+    found = json.loads(done.stdout) if done.returncode == 0 else None
+    if found is None:
         return None, None
-    keys, states, compute = (float(each) * 2**20 for each in found.groups())
-    return keys + states, keys + states + compute
+    caches = (found['KV'] + found['RS']) * 2**20
+    return caches, caches + found['compute'] * 2**20
 
 
 def main():
