@@ -15,9 +15,16 @@
 namespace kvasir {
 namespace {
 
-Status nothing_to_draw(std::span<const float> logits) {
+// `mask`: of the grammar; empty: there is none.
+Status nothing_to_draw(std::span<const float> logits, TokenMask mask) {
   if (std::ranges::all_of(logits, [](float logit) { return std::isnan(logit); }))
     return data_loss("the model's output is NaN; the file is damaged");
+  if (!mask.empty() && std::ranges::all_of(mask, [](std::uint64_t bits) { return bits == 0; }))
+    return invalid_argument(
+               "no token of the model's vocabulary continues the text as its grammar or schema demands; change that, "
+               "or "
+               "use a model with other tokens")
+        .about({"grammar"});
   return invalid_argument(
              "no token may follow: allowed_token_ids, bad_words and min_tokens together exclude every one; allow more")
       .about({"allowed_token_ids"});
@@ -276,9 +283,9 @@ Result<TokenId> Generation::draw(std::span<const float> logits) {
   if (grammar_) {
     KVASIR_ASSIGN_OR_RETURN(mask, grammar_->mask());
   }
-  const TokenMask allowed = limits_.allowed(tokens_, mask != nullptr ? TokenMask(*mask) : TokenMask());
-  const TokenId token = sampler_.sample(logits, allowed);
-  if (token == kNoToken && !(grammar_ && grammar_->finished())) return nothing_to_draw(logits);
+  const TokenMask of_grammar = mask != nullptr ? TokenMask(*mask) : TokenMask();
+  const TokenId token = sampler_.sample(logits, limits_.allowed(tokens_, of_grammar));
+  if (token == kNoToken && !(grammar_ && grammar_->finished())) return nothing_to_draw(logits, of_grammar);
   return token;
 }
 

@@ -5,6 +5,7 @@
 
 #include "backend/backend.h"
 #include "base/status.h"
+#include "gguf/in_file.h"
 #include "model/family.h"
 
 namespace kvasir {
@@ -127,10 +128,11 @@ const AttentionSpec& ModelConfig::governed() const {
   return layers[static_cast<std::size_t>(first_governed_layer())].attention;
 }
 
-Result<ModelConfig> read_model_config(const gguf::File& file, std::span<const Family* const> known) {
+namespace {
+
+Result<ModelConfig> read_config(const gguf::File& file, std::span<const Family* const> known) {
   ModelConfig config;
-  if (const auto type = file.get_string("general.type"); type.ok() && *type == "adapter")
-    return invalid_argument("this file is a LoRA adapter, not a model; give it with --lora, and the model it is for");
+  KVASIR_RETURN_IF_ERROR(refuse_adapter(file));
   if (file.tensors().empty() && file.find("tokenizer.ggml.tokens") != nullptr)
     return data_loss("this file has a tokenizer but no weights; give the model's own .gguf file");
   KVASIR_ASSIGN_OR_RETURN(const std::string_view architecture, file.get_string("general.architecture"));
@@ -178,6 +180,12 @@ Result<ModelConfig> read_model_config(const gguf::File& file, std::span<const Fa
   KVASIR_RETURN_IF_ERROR(check_sizes_of_layers(keys, config));
   KVASIR_RETURN_IF_ERROR(check_governed(config));
   return config;
+}
+
+}  // namespace
+
+Result<ModelConfig> read_model_config(const gguf::File& file, std::span<const Family* const> known) {
+  return gguf::in_file(read_config(file, known), file);
 }
 
 }  // namespace kvasir

@@ -7,6 +7,11 @@
 
 namespace kvasir {
 
+Status refuse_adapter(const gguf::File& file) {
+  if (const auto type = file.get_string("general.type"); !type.ok() || *type != "adapter") return {};
+  return invalid_argument("this file is a LoRA adapter, not a model; give it with --lora, and the model it is for");
+}
+
 Result<int> Keys::positive(std::string_view key, std::uint64_t most) {
   KVASIR_ASSIGN_OR_RETURN(const std::uint64_t value, count(key));
   if (value == 0 || value > most) return data_loss("{} is {}, outside 1 to {}", name(key), value, most);

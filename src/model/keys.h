@@ -14,6 +14,9 @@
 
 namespace kvasir {
 
+// Refuses the file of an adapter where a model's is expected. Errors: kInvalidArgument.
+Status refuse_adapter(const gguf::File& file);
+
 class Keys {
  public:
   // `file` outlives the object.

@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "base/status.h"
+#include "gguf/in_file.h"
+#include "model/keys.h"
 #include "text/end_tokens.h"
 #include "text/pre_tokenizers.h"
 
@@ -188,10 +190,9 @@ Status read_strip_after(const gguf::File& file, Vocabulary* vocabulary) {
   return {};
 }
 
-}  // namespace
-
-Result<Vocabulary> vocabulary_from_gguf(const gguf::File& file) {
+Result<Vocabulary> read_vocabulary(const gguf::File& file) {
   Vocabulary vocabulary;
+  KVASIR_RETURN_IF_ERROR(refuse_adapter(file));
   KVASIR_ASSIGN_OR_RETURN(vocabulary.tokenizer, read_kind(file));
   KVASIR_RETURN_IF_ERROR(read_pieces(file, &vocabulary));
   KVASIR_RETURN_IF_ERROR(read_scores(file, &vocabulary));
@@ -213,6 +214,12 @@ Result<Vocabulary> vocabulary_from_gguf(const gguf::File& file) {
   KVASIR_ASSIGN_OR_RETURN(vocabulary.add_eos, bool_or(file, "tokenizer.ggml.add_eos_token", false));
   find_end_tokens(&vocabulary);
   return vocabulary;
+}
+
+}  // namespace
+
+Result<Vocabulary> vocabulary_from_gguf(const gguf::File& file) {
+  return gguf::in_file(read_vocabulary(file), file);
 }
 
 }  // namespace kvasir

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/status.h"
+#include "gguf/in_file.h"
 #include "model/family.h"
 
 namespace kvasir {
@@ -355,7 +356,7 @@ class Layout {
 
 Result<WeightMap> map_weights(const gguf::File& file, const ModelConfig& config) {
   Layout layout(file, config);
-  KVASIR_RETURN_IF_ERROR(layout.all());
+  if (const Status status = layout.all(); !status.ok()) return gguf::in_file(status, file);
   return std::move(layout.map());
 }
 

@@ -10,6 +10,8 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "base/status.h"
+#include "tensor/dequantize.h"
+#include "tensor/dtype.h"
 
 namespace kvasir {
 namespace {
@@ -27,6 +29,28 @@ Hash128 fingerprint_of_adapter(const gguf::File& file) {
   hasher.add(file.header_bytes());
   for (const gguf::Tensor& tensor : file.tensors()) hasher.add(tensor.bytes);
   return hasher.digest();
+}
+
+// Errors: kDataLoss for a value that is NaN or infinite.
+Status check_finite(const gguf::File& file) {
+  std::vector<float> block;
+  for (const gguf::Tensor& tensor : file.tensors()) {
+    const DType type = *dtype_from_gguf(tensor.type);
+    const DTypeTraits& traits = dtype_traits(type);
+    block.resize(traits.block_elements);
+    for (std::size_t at = 0; at < tensor.bytes.size(); at += traits.block_bytes) {
+      const std::byte* from = tensor.bytes.data() + at;
+      if (is_quantized(type)) {
+        dequantize_block(type, from, block.data());
+      } else {
+        block.front() = read_element(type, from);
+      }
+      if (!std::ranges::all_of(block, [](float value) { return std::isfinite(value); }))
+        return data_loss("tensor {} has values that are NaN or infinite; the file is damaged, convert it again",
+                         tensor.name.substr(0, 96));
+    }
+  }
+  return {};
 }
 
 Status in_file(const Status& status, const std::string& path) {
@@ -96,7 +120,10 @@ Result<AdapterFiles> open_adapters(std::span<const AdapterFile> files, const Mod
     adapter.scale = asked.scale;
     adapter.rank = map->rank;
     adapter.bytes = cpu_adapter_bytes(map->parts);
-    if (!headers_only) adapter.fingerprint = fingerprint_of_adapter(*file);
+    if (!headers_only) {
+      if (const Status finite = check_finite(*file); !finite.ok()) return in_file(finite, asked.path);
+      adapter.fingerprint = fingerprint_of_adapter(*file);
+    }
     opened.files.push_back(std::move(*file));
     opened.maps.push_back(std::move(*map));
     opened.adapters.push_back(std::move(adapter));

@@ -385,6 +385,18 @@ TEST_F(Errors, Adapters) {
   EXPECT_EQ(error_of({"-m", model, "--lora", adapter + ":0.5", "--load", adapted}), "");
   expect({"-m", model, "--lora", adapter, "--load", plain}, "no adapter (omit --lora)");
   expect({"-m", model, "--lora", adapter, "--load", adapted}, "llama.gguf:0.5; give that");
+  // The vocabulary has no token for these bytes.
+  expect({"-m", model, "--grammar", "root ::= \"\u00e9\""}, "no token of the model's vocabulary continues the text");
+  const auto expect_of = [&](const Arguments& command, const char* words) {
+    const Finished done = run_program(command);
+    EXPECT_NE((done.out + done.err).find(words), std::string::npos) << done.out << done.err;
+  };
+  expect_of({"tokenize", "-m", adapter, "-p", "x"}, "this file is a LoRA adapter, not a model");
+  const std::string part = file("part.gguf");
+  std::filesystem::copy_file(adapter, part);
+  std::filesystem::resize_file(part, std::filesystem::file_size(adapter) - 100);
+  expect_of({"plan", "-m", model, "--lora", part}, "run will refuse this: ");
+  expect_of({"plan", "-m", model, "--memory", "300KB"}, "bytes and a pass ");
   // A name with a colon is the file's, if there is such a file.
   const std::string odd = file("odd:0.5");
   std::filesystem::copy_file(adapter, odd);

@@ -18,11 +18,12 @@ std::string llama_base() {
   return source_dir() + "/tests/reference/originals/llama.gguf";
 }
 
-// A tensor of an adapter, of zeros.
+// A tensor of an adapter, whose bytes are all the same.
 struct TensorSpec {
   std::string name;
   std::vector<std::uint64_t> dims;
   DType type = DType::kF32;
+  std::byte fill{};
 };
 
 // An adapter that can be loaded, unless something is changed.
@@ -47,7 +48,7 @@ struct AdapterSpec {
       std::uint64_t elements = 1;
       for (const std::uint64_t dim : tensor.dims) elements *= dim;
       writer.add_tensor(tensor.name, static_cast<std::uint32_t>(tensor.type), tensor.dims,
-                        std::vector<std::byte>(elements / traits.block_elements * traits.block_bytes));
+                        std::vector<std::byte>(elements / traits.block_elements * traits.block_bytes, tensor.fill));
     }
     return writer.finish();
   }
@@ -82,6 +83,15 @@ TEST(AdapterFiles, OfTheFormatAreLoaded) {
                    {"blk.1.ffn_up.weight.lora_a", {64, 3}, DType::kBF16},
                    {"blk.1.ffn_up.weight.lora_b", {3, 96}, DType::kF16}};
   EXPECT_TRUE(load_adapter_of(types.bytes()).ok());
+}
+
+TEST(AdapterFiles, WithValuesThatAreNotFiniteAreRefused) {
+  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0}) {
+    AdapterSpec spec;
+    spec.tensors = {{"blk.0.ffn_up.weight.lora_a", {64, 32}},
+                    {"blk.0.ffn_up.weight.lora_b", {32, 96}, type, std::byte{0xff}}};
+    expect_refused(spec, StatusCode::kDataLoss, "blk.0.ffn_up.weight.lora_b has values that are NaN or infinite");
+  }
 }
 
 TEST(AdapterFiles, OfOtherKindsAreRefused) {

@@ -61,8 +61,12 @@ RunDecision decide(const PlanOptions& options, const std::optional<PolicySpec>& 
                    std::int64_t prompt) {
   const std::uint64_t memory = options.memory > 0 ? options.memory : memory_for_run(usable_cores());
   RunDecision decision{options.chunk, {}, {}};
-  if (weight_bytes >= memory) {
-    decision.refusal = exhausted("the model's weights take {} bytes, of {} that there are", weight_bytes, memory);
+  Backend::WorkspaceRequest token{.rows = 1};
+  token.tables.front().layer = config.first_governed_layer();
+  const std::uint64_t pass = cpu_workspace_bytes(sizes, token, usable_cores());
+  if (weight_bytes + pass >= memory) {
+    decision.refusal = exhausted("the model's weights take {} bytes and a pass {} more, of {} that there are",
+                                 weight_bytes, pass, memory);
     return decision;
   }
   const CacheConditions conditions{
@@ -125,6 +129,8 @@ Status plan(PlanOptions options) {
   RunDecision decision = decide(options, asked, config, sizes, shape, weight_bytes + adapters.bytes(), prompt);
   // Reads no tensor data: compares where tensors end with the file's size.
   if (const Status whole = gguf::File::open(options.model).status(); !whole.ok()) decision.refusal = whole;
+  for (const AdapterFile& adapter : options.lora)
+    if (const Status whole = gguf::File::open(adapter.path).status(); !whole.ok()) decision.refusal = whole;
   if (decision.refusal.ok() && !held) held.emplace(read_model_header(file));
   if (held && !held->ok()) decision.refusal = held->status();
   const int chunk = prompt_chunk(*policy, options.policy.empty() ? options.chunk : decision.chunk);

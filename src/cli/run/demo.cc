@@ -286,6 +286,7 @@ void add_demo(CLI::App& program, Outcome& outcome) {
   CLI::App* command =
       program.add_subcommand("demo", "Show what policies keep: a hidden number, a question, a story; a minute");
   add_model_option(*command, options->engine.model);
+  add_lora_option(*command, options->engine.lora);
   command->add_option("-t,--threads", options->engine.threads, "Threads; 0: one per core")->capture_default_str();
   command
       ->add_option("-f,--file", options->file,

@@ -1,7 +1,10 @@
 #include "server/dialects/llama_server.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <utility>
 
 #include "base/status.h"
@@ -195,7 +198,7 @@ Json llama_adapters(const std::vector<AdapterSummary>& adapters) {
   for (const AdapterSummary& adapter : adapters)
     list.push_back({{"id", list.size()},
                     {"path", adapter.path.substr(adapter.path.rfind('/') + 1)},
-                    {"scale", adapter.scale},
+                    {"scale", std::stod(fmt::format("{}", adapter.scale))},  // 0.1 rather than 0.10000000149
                     {"task_name", adapter.task},
                     {"prompt_prefix", adapter.prompt_prefix},
                     {"name", adapter.name},
