@@ -177,20 +177,20 @@ void quantized_tile(const PackedMatrix& weights, int panel, Q8Rows x, int rows, 
       write_outputs(weights, panel, v, total[v][r], out + static_cast<std::size_t>(r) * out_stride);
 }
 
-// The same for one row, whose weights are multiplied as they are opened. Half panels: with few registers, a third
-// faster.
+// The same for one row, whose weights are multiplied as they are opened and whose sums stay in registers.
 template <class Isa, DType kType>
 void quantized_row(const PackedMatrix& weights, int panel, Q8Rows x, float* out) {
   using B = Block<Isa, kType>;
-  static_assert(kVectors == 2 && B::kParts > 0);
-  Floats total[2] = {};
+  static_assert(B::kParts > 0 && kVectors <= 2);
+  Floats total[kVectors] = {};
   for (PanelBlocks<B> blocks(weights, panel); blocks.next();
        x = x.at(static_cast<std::size_t>(B::kParts * kRowGroup))) {
-    const B block[2] = {blocks.block(0), blocks.block(1)};
+    const B block[2] = {blocks.block(0), blocks.block(kVectors - 1)};
 #pragma GCC unroll 8
     for (int part = 0; part < B::kParts; ++part) {
-      // Words that hold several parts are loaded again for each: otherwise they are kept, on the stack.
-      asm volatile("" : : : "memory");
+      // With half panels, words that hold several parts are loaded again for each: otherwise they are kept, on the
+      // stack.
+      if constexpr (kVectors == 2) asm volatile("" : : : "memory");
       const Q8Rows row = x.at(static_cast<std::size_t>(part * kRowGroup));
       const auto add = [&](int v, const auto& fetch) {
         Words w[8];
@@ -199,17 +199,17 @@ void quantized_row(const PackedMatrix& weights, int panel, Q8Rows x, float* out)
         total[v] = add_part<Isa, B>(w, scales.scale, scales.minus_minimum, row, total[v], fetch);
       };
       add(0, blocks.fetch(part));
-      add(1, NoPrefetches{});
+      if constexpr (kVectors == 2) add(1, NoPrefetches{});
     }
   }
-  for (int v = 0; v < 2; ++v) write_outputs(weights, panel, v, total[v], out);
+  for (int v = 0; v < kVectors; ++v) write_outputs(weights, panel, v, total[v], out);
 }
 
 template <class Isa, DType kType>
 void quantized_panels(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
                       std::size_t out_stride) {
   const auto blocks = static_cast<std::size_t>(weights.inputs / kQ8Block);
-  if constexpr (kVectors == 2)
+  if constexpr (Isa::kFetches)
     if (x.rows == 1) {
       for (int panel = panel_begin; panel < panel_end; ++panel) quantized_row<Isa, kType>(weights, panel, x.q8, out);
       return;
