@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "base/counted.h"
+#include "base/splitmix.h"
 #include "base/status.h"
 #include "eval/observed_text.h"
-#include "retention/splitmix.h"
 
 namespace kvasir {
 namespace {

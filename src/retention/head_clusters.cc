@@ -5,8 +5,8 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/splitmix.h"
 #include "retention/head_profile.h"
-#include "retention/splitmix.h"
 
 namespace kvasir {
 namespace {

@@ -1,6 +1,6 @@
+#include "base/splitmix.h"
 #include "base/status.h"
 #include "retention/scored.h"
-#include "retention/splitmix.h"
 
 namespace kvasir {
 namespace {

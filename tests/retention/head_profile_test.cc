@@ -8,7 +8,7 @@
 #include <limits>
 #include <random>
 
-#include "retention/splitmix.h"
+#include "base/splitmix.h"
 
 namespace kvasir::test {
 namespace {
