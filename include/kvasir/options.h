@@ -212,6 +212,11 @@ struct GenerateOptions {
   std::int64_t thought_budget = -1;
   // Control tokens appear in the text, by name. The answer's parser needs them (tools, thoughts).
   bool show_special = false;
+  // The tokens of each sample's text, which are read as if they had been drawn; it ends behind the last one with
+  // kLength. With `logprobs` this scores answers. A session and a request with one sample take one list; none may be
+  // empty. max_tokens must be -1 or the length of the longest, and nothing else may end or restrict the text: no stop
+  // strings, stop tokens, limits of tokens, grammar or thoughts. Empty: tokens are drawn.
+  std::vector<std::vector<std::int32_t>> forced_texts;
   // Reports each token's log-probability and this many of the likeliest tokens in its place; 0 to 100, -1: no report.
   int logprobs = -1;
   // For requests: the same for each prompt token but the first. No effect on a session.

@@ -15,10 +15,13 @@
 namespace kvasir {
 namespace {
 
+Status not_a_number() {
+  return data_loss("the model's output is NaN; the file is damaged");
+}
+
 // `mask`: of the grammar; empty: there is none.
 Status nothing_to_draw(std::span<const float> logits, TokenMask mask) {
-  if (std::ranges::all_of(logits, [](float logit) { return std::isnan(logit); }))
-    return data_loss("the model's output is NaN; the file is damaged");
+  if (std::ranges::all_of(logits, [](float logit) { return std::isnan(logit); })) return not_a_number();
   if (!mask.empty() && std::ranges::all_of(mask, [](std::uint64_t bits) { return bits == 0; }))
     return invalid_argument(
                "no token of the model's vocabulary continues the text as its grammar or schema demands; change that, "
@@ -32,6 +35,7 @@ Status nothing_to_draw(std::span<const float> logits, TokenMask mask) {
 
 // REQUIRES: no string is empty.
 std::vector<std::string> all_stops(const GenerateOptions& options, std::span<const std::string> template_stops) {
+  if (!options.forced_texts.empty()) return {};
   std::vector<std::string> stops = options.stop;
   stops.insert(stops.end(), template_stops.begin(), template_stops.end());
   for (const std::string& stop : stops) KVASIR_CHECK(!stop.empty());
@@ -52,6 +56,12 @@ Status check(const Tokenizer& tokenizer, const GenerationState& state) {
     if (stop.empty()) return damaged("a stop string is empty");
   if (find_invalid_utf8(state.text)) return damaged("its text is not valid UTF-8");
   if (state.shown_stops > state.stops.size()) return damaged("it shows more stop strings than it has");
+  if (!state.forced.empty() &&
+      (state.sample >= state.forced.size() || state.max_tokens != std::ssize(state.forced[state.sample])))
+    return damaged("its forced text has another length");
+  for (const std::vector<TokenId>& text : state.forced)
+    if (!std::ranges::all_of(text, [&](TokenId token) { return is_token(tokenizer, token); }))
+      return damaged("a forced token is not in the vocabulary");
   for (const std::optional<TokenId>& token : {state.pending, state.end_token, state.stop_token})
     if (token && !is_token(tokenizer, *token)) return damaged("a token is not in the vocabulary");
   if (state.finish_reason &&
@@ -114,6 +124,35 @@ std::string token_name(std::string_view bytes) {
   return name;
 }
 
+namespace {
+
+std::int64_t longest_forced(const GenerateOptions& options) {
+  std::size_t longest = 0;
+  for (const std::vector<TokenId>& text : options.forced_texts) longest = std::max(longest, text.size());
+  return static_cast<std::int64_t>(longest);
+}
+
+Status check_forced(const GenerateOptions& options) {
+  if (options.forced_texts.empty()) return {};
+  if (std::ranges::any_of(options.forced_texts, [](const auto& text) { return text.empty(); }))
+    return invalid_argument("a forced text has no tokens").about({"forced_texts"});
+  const std::int64_t longest = longest_forced(options);
+  if (longest > kMostGenerated || (options.max_tokens >= 0 && options.max_tokens != longest))
+    return invalid_argument("max_tokens={} with a forced text of {} tokens; give -1 or their number, at most {}",
+                            options.max_tokens, longest, kMostGenerated)
+        .about({"max_tokens"});
+  if (!options.stop.empty() || !options.stop_tokens.empty() || options.min_tokens > 0 ||
+      !options.allowed_tokens.empty() || !options.bad_words.empty() || options.grammar != nullptr ||
+      options.thoughts != nullptr)
+    return invalid_argument(
+               "forced texts are whole: stop strings, stop tokens, limits of tokens, a grammar and thoughts have no "
+               "place beside them")
+        .about({"forced_texts"});
+  return {};
+}
+
+}  // namespace
+
 Status validate(const GenerateOptions& options) {
   KVASIR_RETURN_IF_ERROR(validate(options.sampling));
   if (options.max_tokens < -1)
@@ -145,6 +184,7 @@ Status validate(const GenerateOptions& options) {
     return invalid_argument("allowed_token_ids has {} tokens; it may have {}", options.allowed_tokens.size(),
                             kMostAllowedTokens)
         .about({"allowed_token_ids"});
+  if (const Status forced = check_forced(options); !forced.ok()) return forced;
   return check_bad_words(options.bad_words);
 }
 
@@ -157,6 +197,8 @@ Status validate(const GenerateOptions& options, int vocabulary) {
   for (const auto& [token, bias] : options.sampling.logit_bias) KVASIR_RETURN_IF_ERROR(check("logit_bias", token));
   for (const TokenId token : options.stop_tokens) KVASIR_RETURN_IF_ERROR(check("stop_token_ids", token));
   for (const TokenId token : options.allowed_tokens) KVASIR_RETURN_IF_ERROR(check("allowed_token_ids", token));
+  for (const std::vector<TokenId>& text : options.forced_texts)
+    for (const TokenId token : text) KVASIR_RETURN_IF_ERROR(check("forced_texts", token));
   if (options.thoughts != nullptr) {
     if (options.thoughts->open.empty() || options.thoughts->closes.empty() ||
         std::ranges::count(options.thoughts->closes, "") > 0)
@@ -173,6 +215,13 @@ Status validate(const GenerateOptions& options, int vocabulary) {
   return {};
 }
 
+Status check_forced_texts(const GenerateOptions& options, int samples) {
+  const std::size_t forced = options.forced_texts.size();
+  if (forced == 0 || forced == static_cast<std::size_t>(samples)) return {};
+  return invalid_argument("there are {} forced texts for {} samples; give one for each", forced, samples)
+      .about({"forced_texts"});
+}
+
 Generation::Generation(const Tokenizer& tokenizer, Parts parts)
     : tokenizer_(&tokenizer),
       sampler_(std::move(parts.sampler)),
@@ -187,7 +236,8 @@ Generation::Generation(const Tokenizer& tokenizer, const GenerateOptions& option
                   StopMatcher(all_stops(options, template_stops), options.include_stop ? options.stop.size() : 0),
                   TokenStream(tokenizer, false)}) {
   KVASIR_CHECK(validate(options).ok());
-  max_tokens_ = options.max_tokens;
+  forced_ = options.forced_texts;
+  max_tokens_ = forced_.empty() ? options.max_tokens : std::ssize(forced_.front());
   ignore_eos_ = options.ignore_eos;
   show_special_ = options.show_special;
   logprobs_ = options.logprobs;
@@ -212,6 +262,8 @@ Result<Generation> Generation::from_state(const Tokenizer& tokenizer, Generation
   generation.max_tokens_ = state.max_tokens;
   generation.ignore_eos_ = state.ignore_eos;
   generation.show_special_ = state.show_special;
+  generation.forced_ = std::move(state.forced);
+  generation.sample_ = state.sample;
   generation.text_ = std::move(state.text);
   generation.tokens_ = state.tokens;
   generation.pending_ = state.pending;
@@ -233,7 +285,7 @@ GenerationState Generation::state() const {
           limits_.state(), sampler_.state(), undrawn_,      matcher_.state(), stream_.state(),
           text_,           tokens_,          pending_,      finish_reason_,   end_token_,
           stop_token_,     logprobs_,        choices_,      end_choice_,      grammar_,
-          grammar_ended_,  thoughts_};
+          grammar_ended_,  thoughts_,        forced_,       sample_};
 }
 
 Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
@@ -245,6 +297,10 @@ Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
   }
   undrawn_ = sampler_.random();
   TokenId token = due();
+  if (!forced_.empty()) {
+    token = forced_[sample_][static_cast<std::size_t>(tokens_)];
+    if (std::isnan(logits[static_cast<std::size_t>(token)])) return not_a_number();
+  }
   if (token == kNoToken) {
     KVASIR_ASSIGN_OR_RETURN(token, draw(logits));
   }
@@ -254,7 +310,7 @@ Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
     return std::optional<TokenId>();
   }
   const bool stops = limits_.stops(token);
-  const bool ends = stops || (!ignore_eos_ && tokenizer_->is_end(token));
+  const bool ends = stops || (!ignore_eos_ && forced_.empty() && tokenizer_->is_end(token));
   if (logprobs_ >= 0) {
     try {
       GeneratedToken choice = describe(logits, token, logprobs_);
@@ -325,6 +381,14 @@ void Generation::force(TokenId token) {
   KVASIR_CHECK(!pending_ && !finished());
   undrawn_ = sampler_.random();
   pending_ = token;
+}
+
+void Generation::become(std::size_t sample, std::uint64_t seed) {
+  sampler_.reseed(seed);
+  if (forced_.empty()) return;
+  KVASIR_CHECK(tokens_ == 0 && !pending_ && sample < forced_.size());
+  sample_ = sample;
+  max_tokens_ = std::ssize(forced_[sample]);
 }
 
 std::string Generation::accept(TokenId token) {

@@ -38,6 +38,9 @@ Status validate(const GenerateOptions& options);
 // As validate; also for a token id that is none of `vocabulary` tokens.
 Status validate(const GenerateOptions& options, int vocabulary);
 
+// Checks that there is a forced text for each of `samples` samples, if there are any. Errors: kInvalidArgument.
+Status check_forced_texts(const GenerateOptions& options, int samples);
+
 // A Generation as plain data.
 struct GenerationState {
   std::int64_t max_tokens = -1;
@@ -62,6 +65,8 @@ struct GenerationState {
   std::optional<GrammarMatcher> grammar;     // where the text is in its grammar
   bool grammar_ended = false;                // the text is complete, and nothing can follow it
   std::optional<ThoughtMeter> thoughts;
+  std::vector<std::vector<TokenId>> forced;  // GenerateOptions::forced_texts
+  std::size_t sample = 0;                    // whose text of `forced` this is
 };
 
 class Generation {
@@ -109,8 +114,9 @@ class Generation {
   // `likeliest`: the number of other tokens reported.
   GeneratedToken describe(std::span<const float> logits, TokenId token, int likeliest) const;
 
-  // Restarts the random draws with another seed, so that copies differ.
-  void reseed(std::uint64_t seed) { sampler_.reseed(seed); }
+  // Makes a copy another sample: restarts the random draws with its seed, and takes its forced text. REQUIRES: nothing
+  // was accepted or is pending, if there are forced texts; one of them is the sample's.
+  void become(std::size_t sample, std::uint64_t seed);
   // Continues the draws of another generation; the tokens that count for penalties stay.
   void resume(const SamplerState& other) { sampler_.set_random(other.random); }
 
@@ -166,6 +172,8 @@ class Generation {
   int logprobs_ = -1;
   std::vector<GeneratedToken> choices_;
   std::optional<GeneratedToken> end_choice_;
+  std::vector<std::vector<TokenId>> forced_;  // GenerateOptions::forced_texts
+  std::size_t sample_ = 0;                    // whose text of them this is
 };
 
 }  // namespace kvasir

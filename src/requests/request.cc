@@ -46,7 +46,8 @@ std::unique_ptr<Request> Request::fork(int sample, std::unique_ptr<Sequence> seq
   begin.chunk = text_.chunk;
   auto copy = std::make_unique<Request>(group_, sample, std::move(begin));
   if (sequence != nullptr) copy->start(std::move(sequence));
-  copy->task_.emplace(task_->fork(&copy->text_, group_->seed + static_cast<std::uint64_t>(sample)));
+  const auto number = static_cast<std::size_t>(sample);
+  copy->task_.emplace(task_->fork(&copy->text_, number, group_->seed + number));
   copy->progress.run = copy->progress.most_run = copy->holds_pages() ? progress.run : 0;
   copy->bytes.released = bytes.released;
   return copy;

@@ -155,6 +155,7 @@ Status check_request(const LoadedModel& model, const RequestOptions& options) {
   KVASIR_RETURN_IF_ERROR(apply_adapters(model.adapters, options.lora).status());
   if (options.samples < 1 || options.samples > kMostSamples)
     return invalid_argument("samples={} is outside 1 to {}", options.samples, kMostSamples).about({"samples"});
+  KVASIR_RETURN_IF_ERROR(check_forced_texts(options.generate, options.samples));
   return check_seeds(options.generate.sampling.seed, options.samples);
 }
 

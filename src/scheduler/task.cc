@@ -220,10 +220,10 @@ void Task::skip(std::int64_t count) {
   noted_ = std::max(noted_, run_);
 }
 
-Task Task::fork(TextState* text, std::uint64_t seed) const {
+Task Task::fork(TextState* text, std::size_t sample, std::uint64_t seed) const {
   Task copy = *this;
   copy.text_ = text;
-  copy.generation_->reseed(seed);
+  copy.generation_->become(sample, seed);
   if (text->sequence == nullptr) {
     copy.run_ = 0;
     if (copy.dropped_) copy.dropped_->done = false;

@@ -89,9 +89,9 @@ class Task {
   // with an empty sequence.
   void release();
 
-  // Returns the same task for a copy of the text, with the draws of another seed. A copy without a sequence continues
-  // as after release(). REQUIRES: as release, if it has none.
-  Task fork(TextState* text, std::uint64_t seed) const;
+  // Returns the same task for a copy of the text, as another sample with its seed (Generation::become). A copy without
+  // a sequence continues as after release(). REQUIRES: as release, if it has none.
+  Task fork(TextState* text, std::size_t sample, std::uint64_t seed) const;
 
   // Makes a pass of the prompt end with this many of its tokens, as if the prompt ended there, but without logits. Its
   // policy must not care where chunks end. REQUIRES: at most as many as the prompt has.

@@ -249,6 +249,7 @@ Result<GenerateResult> SessionImpl::generate(const GenerateOptions& options,
                                              const std::function<bool(std::string_view)>& on_text) {
   return when_loaded([&]() -> Result<GenerateResult> {
     KVASIR_RETURN_IF_ERROR(validate(options, model_->config.vocabulary));
+    KVASIR_RETURN_IF_ERROR(check_forced_texts(options, 1));
     KVASIR_RETURN_IF_ERROR(check_continuable());
 
     const std::int64_t prompt_tokens = std::exchange(unreported_, 0);
@@ -309,6 +310,7 @@ Result<std::vector<GenerateResult>> SessionImpl::sample(
   return when_loaded([&]() -> Result<std::vector<GenerateResult>> {
     KVASIR_RETURN_IF_ERROR(validate(options, model_->config.vocabulary));
     KVASIR_RETURN_IF_ERROR(check_width("samples", count));
+    KVASIR_RETURN_IF_ERROR(check_forced_texts(options, count));
     KVASIR_RETURN_IF_ERROR(check_continuable());
     const Generation first = new_generation(options);
     const std::uint64_t seed = first.state().sampler.options.seed;

@@ -57,7 +57,7 @@ Result<std::vector<GenerateResult>> sample_side_by_side(
     KVASIR_ASSIGN_OR_RETURN(texts[s].sequence, text.sequence->fork());
     texts[s].logits = text.logits;
     Generation generation = first;
-    if (s > 0) generation.reseed(seed + s);
+    if (s > 0) generation.become(s, seed + s);
     tasks.emplace_back(&texts[s], std::vector<TokenId>(), std::move(generation));
   }
   const auto start = std::chrono::steady_clock::now();

@@ -264,7 +264,7 @@ TEST_F(GenerationLoopTest, CopiesGoOnAloneAndReseededOnesDiffer) {
     trunk.accept(context.back());
   }
   Generation other = trunk;
-  other.reseed(4);
+  other.become(1, 4);
   const Tokens first = finish(trunk, context);
   EXPECT_EQ(first.size(), request.prompt.size() + 40);
   EXPECT_EQ(finish(trunk, context), first);
