@@ -118,7 +118,7 @@ std::uint64_t hash_of(std::string_view name) {
   return hash;
 }
 
-TaskItem as_json(const generated::Turn& turn, const std::string& context, TaskItem item) {
+GeneratedItem as_json(const generated::Turn& turn, const std::string& context, GeneratedItem item) {
   item["input"] = context + turn.input;
   item["outputs"] = turn.outputs;
   item["answer_prefix"] = turn.answer_prefix;
@@ -136,7 +136,7 @@ std::span<const GeneratedTask> generated_tasks() {
   return tasks;
 }
 
-struct TaskItems::State {
+struct GeneratedItems::State {
   const Tokenizer& tokenizer;
   const KnownTask& known;
   std::int64_t tokens = 0;
@@ -146,27 +146,27 @@ struct TaskItems::State {
   generated::Filler filler;
 };
 
-TaskItems::TaskItems(std::unique_ptr<const State> state) : state_(std::move(state)) {}
-TaskItems::TaskItems(TaskItems&&) noexcept = default;
-TaskItems& TaskItems::operator=(TaskItems&&) noexcept = default;
-TaskItems::~TaskItems() = default;
+GeneratedItems::GeneratedItems(std::unique_ptr<const State> state) : state_(std::move(state)) {}
+GeneratedItems::GeneratedItems(GeneratedItems&&) noexcept = default;
+GeneratedItems& GeneratedItems::operator=(GeneratedItems&&) noexcept = default;
+GeneratedItems::~GeneratedItems() = default;
 
-Result<TaskItems> TaskItems::create(const Tokenizer& tokenizer, const GenerateItems& options) {
+Result<GeneratedItems> GeneratedItems::create(const Tokenizer& tokenizer, const GenerateItems& options) {
   const KnownTask* known = find_task(options.task);
   KVASIR_RETURN_IF_ERROR(check(options, known));
   generated::Filler filler;
   if (known->task.filler) {
     KVASIR_ASSIGN_OR_RETURN(filler, generated::Filler::create(options.filler));
   }
-  return TaskItems(std::make_unique<const State>(
+  return GeneratedItems(std::make_unique<const State>(
       State{tokenizer, *known, options.tokens, options.count, options.seed, options.depths, std::move(filler)}));
 }
 
-std::int64_t TaskItems::count() const {
+std::int64_t GeneratedItems::count() const {
   return state_->count * static_cast<std::int64_t>(std::max<std::size_t>(state_->depths.size(), 1));
 }
 
-Result<TaskItem> TaskItems::item(std::int64_t index) const {
+Result<GeneratedItem> GeneratedItems::item(std::int64_t index) const {
   KVASIR_CHECK(index >= 0 && index < count());
   const auto depths = static_cast<std::int64_t>(std::max<std::size_t>(state_->depths.size(), 1));
   std::uint64_t seed = hash_of(state_->known.task.name);
@@ -179,11 +179,11 @@ Result<TaskItem> TaskItems::item(std::int64_t index) const {
   const Recipe recipe = state_->known.recipe(std::move(input));
   KVASIR_ASSIGN_OR_RETURN(const generated::FittedPrompt fitted,
                           fit_prompt(state_->tokenizer, recipe, state_->known.task.name, state_->tokens));
-  TaskItem item;
+  GeneratedItem item;
   item["index"] = index;
   if (state_->known.task.turns) {
     item["context"] = fitted.prompt.context;
-    item["turns"] = TaskItem::array();
+    item["turns"] = GeneratedItem::array();
     for (const generated::Turn& turn : fitted.prompt.turns) item["turns"].push_back(as_json(turn, "", {}));
   } else {
     item = as_json(fitted.prompt.turns.front(), fitted.prompt.context, std::move(item));
@@ -193,11 +193,11 @@ Result<TaskItem> TaskItems::item(std::int64_t index) const {
   return item;
 }
 
-Result<std::vector<TaskItem>> generate_items(const Tokenizer& tokenizer, const GenerateItems& options) {
-  KVASIR_ASSIGN_OR_RETURN(const TaskItems items, TaskItems::create(tokenizer, options));
-  std::vector<TaskItem> all;
+Result<std::vector<GeneratedItem>> generate_items(const Tokenizer& tokenizer, const GenerateItems& options) {
+  KVASIR_ASSIGN_OR_RETURN(const GeneratedItems items, GeneratedItems::create(tokenizer, options));
+  std::vector<GeneratedItem> all;
   for (std::int64_t i = 0; i < items.count(); ++i) {
-    KVASIR_ASSIGN_OR_RETURN(TaskItem item, items.item(i));
+    KVASIR_ASSIGN_OR_RETURN(GeneratedItem item, items.item(i));
     all.push_back(std::move(item));
   }
   return all;

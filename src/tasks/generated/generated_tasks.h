@@ -58,32 +58,32 @@ struct GenerateItems {
 // Item i has depth depths[i % depths.size()] and the draws of trial i / depths.size(); without depths, of trial i. A
 // trial has the same needle at all depths. An item depends on task, tokens, seed, trial, depth, tokenizer and filler,
 // so a larger count appends items and changes none. Equal input gives equal bytes on every machine.
-using TaskItem = nlohmann::ordered_json;
+using GeneratedItem = nlohmann::ordered_json;
 
 // Generates items one at a time. The tokenizer must outlive it.
-class TaskItems {
+class GeneratedItems {
  public:
   // Errors: kInvalidArgument for an unknown task, values out of range, depths for a task that has not one needle, and a
   // filler that is not UTF-8 or has fewer than 64 words where the task needs one.
-  static Result<TaskItems> create(const Tokenizer& tokenizer, const GenerateItems& options);
+  static Result<GeneratedItems> create(const Tokenizer& tokenizer, const GenerateItems& options);
 
   std::int64_t count() const;
 
   // Errors: kInvalidArgument if `tokens` has no room for the task; as Tokenizer::encode().
   // REQUIRES: 0 <= index < count().
-  Result<TaskItem> item(std::int64_t index) const;
+  Result<GeneratedItem> item(std::int64_t index) const;
 
-  TaskItems(TaskItems&&) noexcept;
-  TaskItems& operator=(TaskItems&&) noexcept;
-  ~TaskItems();
+  GeneratedItems(GeneratedItems&&) noexcept;
+  GeneratedItems& operator=(GeneratedItems&&) noexcept;
+  ~GeneratedItems();
 
  private:
   struct State;
-  explicit TaskItems(std::unique_ptr<const State> state);
+  explicit GeneratedItems(std::unique_ptr<const State> state);
   std::unique_ptr<const State> state_;
 };
 
-// Returns all items. Errors: as TaskItems.
-Result<std::vector<TaskItem>> generate_items(const Tokenizer& tokenizer, const GenerateItems& options);
+// Returns all items. Errors: as GeneratedItems.
+Result<std::vector<GeneratedItem>> generate_items(const Tokenizer& tokenizer, const GenerateItems& options);
 
 }  // namespace kvasir

@@ -35,16 +35,16 @@ std::vector<std::int64_t> sizes_of_kind(Kind kind) {
   return kind == Kind::kSmallModel ? std::vector<std::int64_t>{1500, 4096} : std::vector<std::int64_t>{6000, 20000};
 }
 
-Result<std::vector<TaskItem>> generate(GenerateItems options, Kind kind = Kind::kSmallModel) {
+Result<std::vector<GeneratedItem>> generate(GenerateItems options, Kind kind = Kind::kSmallModel) {
   static const std::string filler = tale();
   if (options.filler.empty()) options.filler = filler;
   return generate_items(tokenizer_of_kind(kind), options);
 }
 
-std::vector<TaskItem> items(GenerateItems options, Kind kind = Kind::kSmallModel) {
+std::vector<GeneratedItem> items(GenerateItems options, Kind kind = Kind::kSmallModel) {
   auto made = generate(std::move(options), kind);
   EXPECT_TRUE(made.ok()) << made.status().message();
-  return made.ok() ? std::move(*made) : std::vector<TaskItem>();
+  return made.ok() ? std::move(*made) : std::vector<GeneratedItem>();
 }
 
 // The prompts of an item with their answers: one per turn.
@@ -53,24 +53,24 @@ struct Asked {
   std::vector<std::string> outputs;
 };
 
-std::vector<Asked> asked(const TaskItem& item) {
+std::vector<Asked> asked(const GeneratedItem& item) {
   std::vector<Asked> all;
-  const auto add = [&](const std::string& context, const TaskItem& turn) {
+  const auto add = [&](const std::string& context, const GeneratedItem& turn) {
     all.push_back({context + turn["input"].get<std::string>() + turn["answer_prefix"].get<std::string>(),
                    turn["outputs"].get<std::vector<std::string>>()});
   };
   if (item.contains("turns")) {
-    for (const TaskItem& turn : item["turns"]) add(item["context"], turn);
+    for (const GeneratedItem& turn : item["turns"]) add(item["context"], turn);
   } else {
     add("", item);
   }
   return all;
 }
 
-std::string whole(const TaskItem& item) {
+std::string whole(const GeneratedItem& item) {
   if (!item.contains("turns")) return asked(item)[0].prompt;
   std::string text = item["context"];
-  for (const TaskItem& turn : item["turns"])
+  for (const GeneratedItem& turn : item["turns"])
     text += turn["input"].get<std::string>() + turn["answer_prefix"].get<std::string>() +
             turn["outputs"][0].get<std::string>();
   return text;
@@ -100,7 +100,7 @@ class Tasks : public testing::TestWithParam<std::tuple<int, Kind>> {
 TEST_P(Tasks, FillThePromptAndHaveTheirAnswers) {
   for (const std::int64_t tokens : sizes_of_kind(kind()))
     for (const std::uint64_t seed : {1, 2, 3})
-      for (const TaskItem& item : items({.task = name(), .tokens = tokens, .count = 4, .seed = seed}, kind())) {
+      for (const GeneratedItem& item : items({.task = name(), .tokens = tokens, .count = 4, .seed = seed}, kind())) {
         SCOPED_TRACE(name() + " " + item["index"].dump() + " of " + std::to_string(tokens));
         const std::string text = whole(item);
         const auto length = static_cast<std::int64_t>(encode(tokenizer_of_kind(kind()), text, kNoSpecial).size());
@@ -132,7 +132,7 @@ TEST_P(Tasks, PutTheNeedleAtItsDepth) {
   for (std::size_t trial = 0; trial < 3; ++trial) {
     std::vector<double> places;
     for (std::size_t depth = 0; depth < depths.size(); ++depth) {
-      const TaskItem& item = made[trial * depths.size() + depth];
+      const GeneratedItem& item = made[trial * depths.size() + depth];
       EXPECT_EQ(item["depth"], depths[depth]);
       EXPECT_EQ(item["outputs"], made[trial * depths.size()]["outputs"]);
       places.push_back(static_cast<double>(item["input"].get<std::string>().find(item["outputs"][0])));
@@ -149,7 +149,8 @@ TEST_P(Tasks, PutTheNeedleAtItsDepth) {
 TEST_P(Tasks, DrawDepthsThatDiffer) {
   if (!task().depth) return;
   std::set<double> depths;
-  for (const TaskItem& item : items({.task = name(), .tokens = sizes_of_kind(kind()).front(), .count = 20}, kind())) {
+  for (const GeneratedItem& item :
+       items({.task = name(), .tokens = sizes_of_kind(kind()).front(), .count = 20}, kind())) {
     const double depth = item["depth"];
     depths.insert(depth);
     const auto text = item["input"].get<std::string>();
@@ -175,7 +176,7 @@ TEST_P(Tasks, DependOnWhatTheyMayAlone) {
   other.seed = 8;
   std::set<std::string> texts;
   for (const auto& some : {first, items(other, kind())})
-    for (const TaskItem& item : some) texts.insert(whole(item));
+    for (const GeneratedItem& item : some) texts.insert(whole(item));
   EXPECT_EQ(texts.size(), 6u);
   if (!task().depth) return;
   other = options;
@@ -196,7 +197,7 @@ TEST_P(Tasks, RefuseWhatHasNoRoom) {
   // The number in the message is about right: items of other sizes have other names and numbers.
   const std::string message = generate({.task = name(), .tokens = 20}, kind()).status().message();
   const std::int64_t needed = std::stoll(message.substr(name().size() + 7));
-  for (const TaskItem& item : items({.task = name(), .tokens = needed * 13 / 10, .count = 1}, kind()))
+  for (const GeneratedItem& item : items({.task = name(), .tokens = needed * 13 / 10, .count = 1}, kind()))
     for (Asked& one : asked(item)) {  // the smallest prompts have one answer too
       if (any_order(name())) std::ranges::sort(one.outputs);
       EXPECT_EQ(solve(name(), one.prompt), one.outputs) << message;
@@ -229,7 +230,7 @@ TEST(GeneratedTasks, AreThoseOfRulerAndOthers) {
 
 // Lists of more words than there are take pairs, all different.
 TEST(GeneratedTasks, LongListsHaveWordsEnough) {
-  for (const TaskItem& item : items({.task = "cwe", .tokens = 60000, .count = 1}, Kind::kBytes)) {
+  for (const GeneratedItem& item : items({.task = "cwe", .tokens = 60000, .count = 1}, Kind::kBytes)) {
     EXPECT_NE(item["outputs"][0].get<std::string>().find('-'), std::string::npos);
     EXPECT_GE(item["length"], 58200);
     auto outputs = item["outputs"].get<std::vector<std::string>>();
@@ -317,7 +318,7 @@ TEST(GeneratedTasks, TokenizersThatLeaveTextOut) {
   }
 }
 
-std::string hash_of(const TaskItem& item) {
+std::string hash_of(const GeneratedItem& item) {
   const std::string text = item.dump();
   std::uint64_t hash = 0xCBF29CE484222325u;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
@@ -330,9 +331,9 @@ TEST(GeneratedTasks, Golden) {
   std::vector<std::string> lines;
   for (const GeneratedTask& task : generated_tasks()) {
     const GenerateItems options{.task = std::string(task.name), .tokens = 1500, .count = 2, .seed = 5};
-    TaskItem hashes = TaskItem::array();
-    for (const TaskItem& item : items(options)) hashes.push_back(hash_of(item));
-    lines.push_back(TaskItem{{"task", task.name}, {"hashes", hashes}}.dump());
+    GeneratedItem hashes = GeneratedItem::array();
+    for (const GeneratedItem& item : items(options)) hashes.push_back(hash_of(item));
+    lines.push_back(GeneratedItem{{"task", task.name}, {"hashes", hashes}}.dump());
   }
   for (const char* task : {"niah_single_3", "fwe", "kv_turns", "arithmetic_chain", "qa_2"})
     lines.push_back(items({.task = task, .tokens = 900, .count = 1, .seed = 6}).at(0).dump());
