@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export HOME=${HOME:-/tmp}
 
 build_packages=(g++ cmake ninja-build pkgconf libfmt-dev libcli11-dev nlohmann-json3-dev libutf8proc-dev
-                libpcre2-dev libxxhash-dev libedit-dev libboost1.81-dev libsodium-dev libsqlite3-dev
+                libpcre2-dev libxxhash-dev libedit-dev libboost1.81-dev libsodium-dev libsqlite3-dev libcsv-dev
                 libtomlplusplus-dev libspdlog-dev prometheus-cpp-dev libzmq3-dev liburing-dev libhiredis-dev
                 libcurl4-openssl-dev)
 test_packages=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-numpy python3-jsonschema python3-jinja2 python3-yaml

@@ -7,6 +7,7 @@ namespace kvasir {
 void PerplexitySums::add(const ScoredToken& token) {
   ++tokens;
   nll += token.nll;
+  nlls.push_back(token.nll);
   nll_squares += token.nll * token.nll;
   kept += token.kept;
   dead_share += token.dead_share;
@@ -33,6 +34,7 @@ void PerplexitySums::add(const PerplexitySums& other) {
   encodings += other.encodings;
   encoded += other.encoded;
   agreed += other.agreed;
+  nlls.insert(nlls.end(), other.nlls.begin(), other.nlls.end());
   klds.insert(klds.end(), other.klds.begin(), other.klds.end());
   bins.resize(static_cast<std::size_t>(positions.count));
   for (std::size_t i = 0; i < other.bins.size(); ++i) {

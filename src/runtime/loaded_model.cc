@@ -11,10 +11,9 @@
 #include "model/chat_template_from_gguf.h"
 #include "model/sampling_from_gguf.h"
 #include "model/vocabulary_from_gguf.h"
+#include "runtime/fingerprint.h"
 
 namespace kvasir {
-
-namespace {
 
 Hash128 fingerprint_of(const gguf::File& file) {
   constexpr std::size_t kEnds = std::size_t{64} << 10;
@@ -26,6 +25,8 @@ Hash128 fingerprint_of(const gguf::File& file) {
   }
   return hasher.digest();
 }
+
+namespace {
 
 // Returns the checksum of all tensor data, and releases the file's pages.
 Hash128 checksum_of(const gguf::File& file) {

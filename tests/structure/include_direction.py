@@ -56,7 +56,7 @@ NEVER = {
 MAY_NAME_A_BACKEND = {'backend', 'runtime', 'cli'}
 
 # Libraries that only these know.
-MAY_INCLUDE = {'nlohmann': {'base', 'cli', 'dialogue', 'grammar', 'hub', 'jinja', 'report', 'server', 'tasks'}}
+MAY_INCLUDE = {'nlohmann': {'base', 'cli', 'dialogue', 'grammar', 'harness', 'hub', 'jinja', 'report', 'server', 'tasks'}}
 
 
 def declared(src):

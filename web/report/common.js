@@ -164,13 +164,39 @@ function saveCsv(title, data) {
 const kParts = /[^\s,:;/]*[\s,:;/]*/g;
 const breakable = (text) => (text.match(kParts) ?? []).flatMap((part, i) => (i ? [element('wbr'), part] : [part]));
 
+// The number that a cell shows, or NaN. Reports write a minus as U+2212 and thousands with commas.
+const shownNumber = (text) => (/^[-−+]?[\d,]*\.?\d+(e[-+]?\d+)?%?$/i.test(text.trim())
+  ? parseFloat(text.trim().replace('−', '-').replaceAll(',', '')) : NaN);
+
+// Numbers by value, in front of texts by their letters.
+function compareCells(a, b) {
+  const [x, y] = [shownNumber(a), shownNumber(b)];
+  if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y) || a.localeCompare(b, 'en', { numeric: true });
+  return x - y;
+}
+
+// Orders the rows by a column; once more, the other way round.
+function sortRows(body, headers, column) {
+  const header = headers[column];
+  const down = header.getAttribute('aria-sort') === 'ascending';
+  const text = (row) => row.children[column].textContent;
+  const rows = [...body.children].sort((a, b) => (down ? -1 : 1) * compareCells(text(a), text(b)));
+  for (const one of headers) one.removeAttribute('aria-sort');
+  header.setAttribute('aria-sort', down ? 'descending' : 'ascending');
+  body.replaceChildren(...rows);
+}
+
 function tableElement(caption, header, rows, align) {
   const cell = (tag, text, i, more = {}) => element(tag, { class: align[i] === 'right' ? 'number' : null, ...more }, ...[text].flat());
+  const body = element('tbody', {}, ...rows.map((row) => element('tr', {}, ...row.map((text, i) => (i === 0
+    ? cell('th', breakable(text), i, { scope: 'row' }) : cell('td', text, i))))));
+  const headers = [];
+  const sorter = (text, i) => (rows.length < 2 ? text
+    : element('button', { type: 'button', class: 'sorter', onclick: () => sortRows(body, headers, i) }, text));
+  headers.push(...header.map((text, i) => cell('th', sorter(text, i), i, { scope: 'col' })));
   const scrolls = element('div', { class: 'table-box', role: 'region', tabindex: '0', 'aria-label': caption || 'Table' },
     element('table', { class: `data${rows.some((row) => row[0]?.length > 16) ? ' long-names' : ''}` },
-      element('thead', {}, element('tr', {}, ...header.map((text, i) => cell('th', text, i, { scope: 'col' })))),
-      element('tbody', {}, ...rows.map((row) => element('tr', {}, ...row.map((text, i) => (i === 0
-        ? cell('th', breakable(text), i, { scope: 'row' }) : cell('td', text, i))))))));
+      element('thead', {}, element('tr', {}, ...headers)), body));
   return scrolls;
 }
 

@@ -102,6 +102,8 @@ void add_eval(CLI::App& program, Outcome& outcome) {
   add_eval_ppl(*eval, outcome);
   add_eval_needle(*eval, outcome);
   add_eval_restream(*eval, outcome);
+  add_eval_tasks(*eval, outcome);
+  add_eval_matrix(*eval, outcome);
 }
 
 }  // namespace kvasir::cli

@@ -1,0 +1,221 @@
+#include "cli/eval/cells.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "base/hash.h"
+#include "base/mapped_file.h"
+#include "base/status.h"
+#include "cli/eval/eval.h"
+#include "cli/run/example_texts.h"
+#include "cli/signals.h"
+#include "harness/engine_subject.h"
+#include "harness/task_run.h"
+#include "tasks/generated/generated_tasks.h"
+
+namespace kvasir::cli {
+
+Result<Task> find_task(const std::string& name) {
+  for (const GeneratedTask& each : generated_tasks()) {
+    if (each.name != name) continue;
+    KVASIR_ASSIGN_OR_RETURN(Task task, built_in_task(each.turns ? "generated_turns" : "generated"));
+    task.name = name;
+    task.title = each.summary;
+    task.max_tokens = each.answer_tokens;
+    return task;
+  }
+  if (!name.ends_with(".json")) return built_in_task(name);
+  KVASIR_ASSIGN_OR_RETURN(const std::string definition, read_text(name));
+  Result<Task> task = parse_task(definition);
+  if (!task.ok()) return task.status().with_message(fmt::format("'{}': {}", name, task.status().message()));
+  if (task->name.empty()) task->name = std::filesystem::path(name).stem().string();
+  return task;
+}
+
+std::string command_text(const CommandLine& line) {
+  std::vector<std::string> arguments = line.reversed();
+  std::ranges::reverse(arguments);
+  std::string text = "kvasir";
+  for (const std::string& argument : arguments) {
+    const bool plain = !argument.empty() && std::ranges::all_of(argument, [](char c) {
+      return std::string_view("'\"\\ \t\n$`&|;<>()*?[]#~{}!").find(c) == std::string_view::npos;
+    });
+    std::string quoted = argument;
+    if (!plain) {
+      quoted = "'";
+      for (const char c : argument) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+      quoted += "'";
+    }
+    text += " " + quoted;
+  }
+  return text;
+}
+
+std::string file_name_of(const std::string& text) {
+  constexpr std::size_t kLongest = 120;
+  std::string name;
+  for (const char c : text) {
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                       std::string_view("._-=,").find(c) != std::string_view::npos;
+    name += plain ? c : '_';
+  }
+  if (name == text && name.size() <= kLongest) return name;
+  return fmt::format("{}-{:08x}", name.substr(0, kLongest), hash64(std::as_bytes(std::span(text))) >> 32);
+}
+
+Status make_folder(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  return error ? make_status(StatusCode::kIo, "cannot make the folder '{}': {}", folder, error.message()) : Status();
+}
+
+Status write_cell(const Json& json, const std::string& path) {
+  const std::string text = json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return write_file(path, std::as_bytes(std::span(text)));
+}
+
+namespace {
+
+class Runs : public CellRuns {
+ public:
+  explicit Runs(CellPlan plan) : plan_(std::move(plan)) {}
+
+  Status prepare() {
+    if (!plan_.out.empty()) KVASIR_RETURN_IF_ERROR(make_folder(plan_.out));
+    // Of an endpoint only generated items need a tokenizer, for their length.
+    const bool generates =
+        std::ranges::any_of(plan_.tasks, [](const CellTask& each) { return each.data.file.empty(); });
+    if (!plan_.endpoint || generates) {
+      KVASIR_ASSIGN_OR_RETURN(model_, TestedModel::open(plan_.engine));
+    }
+    for (CellTask& each : plan_.tasks) {
+      std::string filler;
+      each.data.filler = the_bell_of_saint_anne();
+      if (!each.filler.empty()) {
+        KVASIR_ASSIGN_OR_RETURN(filler, read_text(each.filler));
+        each.data.filler = filler;
+      }
+      KVASIR_ASSIGN_OR_RETURN(data_.emplace_back(),
+                              find_items(each.task, each.data, model_ != nullptr ? &model_->tokenizer() : nullptr));
+    }
+    if (plan_.endpoint) {
+      KVASIR_ASSIGN_OR_RETURN(subject_, make_endpoint_subject(*plan_.endpoint));
+      return {};
+    }
+    return load();
+  }
+
+  Json subject() const override { return subject_->identity(); }
+
+  Result<Cell> run(std::size_t task, std::size_t setting) override {
+    const Task& asked = plan_.tasks[task].task;
+    const CacheSetting& cache = plan_.settings[setting];
+    const std::string name = cache.policy.empty() ? "endpoint" : run_name(cache.policy, cache.codec, true);
+    Cell cell;
+    cell.json = header_of(asked, data_[task], cache);
+    std::string stem;
+    std::optional<ResultLog> log;
+    if (!plan_.out.empty()) {
+      stem = fmt::format("{}/{}", plan_.out, file_name_of(fmt::format("{},{},{}", asked.name, name, cell.json.dump())));
+      KVASIR_ASSIGN_OR_RETURN(log, ResultLog::open(stem + ".jsonl", cell.json));
+    }
+    TaskRun run{
+        .task = &asked, .items = data_[task].items, .ask = plan_.ask, .log = log ? &*log : nullptr, .progress = {}};
+    run.ask.policy = cache.policy;
+    run.ask.codec = cache.codec;
+    {
+      ProgressBar bar(printable(asked.name + ", " + name, 48));
+      if (log) bar.start_at(log->found().size());
+      run.progress = [&](std::size_t done, std::size_t total) {
+        bar.update(done, total, "questions");
+        return !interrupted();
+      };
+      KVASIR_ASSIGN_OR_RETURN(cell.questions, run_task(*subject_, run));
+    }
+    cell.summary = summarize(asked, cell.questions);
+    cell.json["command"] = plan_.command;
+    cell.json["summary"] = to_json(cell.summary);
+    if (!stem.empty()) KVASIR_RETURN_IF_ERROR(write_cell(cell.json, stem + ".json"));
+    return cell;
+  }
+
+ private:
+  Status load() {
+    const std::int64_t room = plan_.ask.room > 0 ? plan_.ask.room : model_->context();
+    std::int64_t longest = 2;
+    for (std::size_t t = 0; t < plan_.tasks.size(); ++t)
+      for (const TaskItem& item : data_[t].items)
+        for (const Question& question : item.questions) {
+          // A token has at least one byte.
+          const std::size_t bytes = item.context.size() + question.prompt.size() + question.answer_prefix.size();
+          longest = std::max(longest, static_cast<std::int64_t>(bytes) + plan_.tasks[t].task.max_tokens);
+        }
+    ProgressBar bar("loading");
+    KVASIR_ASSIGN_OR_RETURN(engine_, model_->load(plan_.settings, std::min(longest, std::max<std::int64_t>(room, 2)),
+                                                  plan_.ask.parallel, [&](std::uint64_t done, std::uint64_t total) {
+                                                    bar.update(done >> 20, total >> 20, "MiB");
+                                                  }));
+    note_slow_kernels(plan_.engine.isa, engine_->model().isa);
+    subject_ = make_engine_subject(engine_.get(), model_->identity(*engine_));
+    return {};
+  }
+
+  // What tells a run from all others.
+  Json header_of(const Task& task, const TaskData& data, const CacheSetting& setting) const {
+    Json header{{"schema", "kvasir-eval/1"},
+                {"subject", subject_->identity()},
+                {"task", task.name},
+                {"data", data.described},
+                {"items", data.items.size()},
+                {"data_fingerprint", data.fingerprint},
+                {"reading", reading_name(plan_.ask.reading)}};
+    if (!setting.policy.empty()) header.update({{"policy", setting.policy}, {"codec", setting.codec}});
+    if (plan_.ask.chat) header["chat"] = true;
+    if (plan_.ask.room > 0) header["context"] = plan_.ask.room;
+    return header;
+  }
+
+  CellPlan plan_;
+  std::vector<TaskData> data_;
+  std::unique_ptr<TestedModel> model_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Subject> subject_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<CellRuns>> CellRuns::create(CellPlan plan) {
+  auto runs = std::make_unique<Runs>(std::move(plan));
+  KVASIR_RETURN_IF_ERROR(runs->prepare());
+  return Result<std::unique_ptr<CellRuns>>(std::move(runs));
+}
+
+std::string rows_of(const Cell& cell, bool header) {
+  const std::string task = printable(cell.json["task"].get<std::string>(), 22);
+  const std::string policy = cell.json.value("policy", "endpoint"), codec = cell.json.value("codec", "");
+  const TaskSummary& summary = cell.summary;
+  std::string out;
+  if (header)
+    out = fmt::format("{:<22} {:<36} {:<6} {:<20} {:>8} {:>7} {:>5} {:>6} {:>9}\n", "task", "policy", "codec", "metric",
+                      "mean", "+-", "n", "kept", "KV mean");
+  for (const auto& [metric, mean] : summary.metrics)
+    out += fmt::format("{:<22} {:<36} {:<6} {:<20} {:>8.4f} {:>7.4f} {:>5} {:>6.0f} {:>9}\n", task,
+                       printable(policy, 36), printable(codec, 20), metric, mean.mean, mean.error, mean.count,
+                       summary.kept_mean, human_bytes(static_cast<std::uint64_t>(summary.kv_bytes_mean)));
+  const auto acc = summary.metrics.find("acc");
+  if (summary.chance && acc != summary.metrics.end() && acc->second.mean - *summary.chance < 2 * acc->second.error)
+    out += fmt::format("  no better than chance ({:.3f}): no verdict\n", *summary.chance);
+  if (summary.failed > 0) {
+    const auto first = std::ranges::find_if(cell.questions, [](const QuestionResult& r) { return !r.error.empty(); });
+    out += fmt::format("  {} of {} questions have no answer and count as wrong; the first: {}\n", summary.failed,
+                       summary.questions, printable(first->error, 300));
+  }
+  if (summary.shortened > 0)
+    out += fmt::format("  {} of {} prompts were shortened to fit the context\n", summary.shortened, summary.questions);
+  return out;
+}
+
+}  // namespace kvasir::cli

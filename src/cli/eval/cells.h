@@ -1,0 +1,70 @@
+// The cells of an evaluation, each a task under one policy and codec: shared by `eval tasks` and `eval matrix`.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+#include "harness/endpoint_subject.h"
+#include "harness/results.h"
+#include "harness/task_data.h"
+#include "harness/tested_model.h"
+
+namespace kvasir::cli {
+
+struct CellTask {
+  Task task;
+  TaskDataOptions data;
+  std::string filler;  // file; empty: the bundled tale
+};
+
+struct CellPlan {
+  EngineOptions engine;
+  std::vector<CellTask> tasks;
+  std::vector<CacheSetting> settings;  // of an endpoint: one, empty
+  AskOptions ask;
+  std::optional<EndpointOptions> endpoint;
+  std::string out;      // folder for results; empty: none are stored
+  std::string command;  // as typed
+};
+
+// A result in the schema "kvasir-eval/1": what was asked of whom, and "summary".
+struct Cell {
+  Json json;
+  TaskSummary summary;
+  std::vector<QuestionResult> questions;
+};
+
+// Returns a task by its built-in name, or from its definition's file (.json).
+Result<Task> find_task(const std::string& name);
+
+// Returns the command line as a shell would take it.
+std::string command_text(const CommandLine& line);
+
+// Returns a name for a file that tells texts apart: readable characters, and a hash if any was replaced.
+std::string file_name_of(const std::string& text);
+
+// Makes a folder for results. Errors: kIo.
+Status make_folder(const std::string& folder);
+
+// Writes a cell beside the lines of its answers, whole or not at all.
+Status write_cell(const Json& json, const std::string& path);
+
+class CellRuns {
+ public:
+  virtual ~CellRuns() = default;
+  // Finds the items of all tasks, then loads the model or prepares for the endpoint.
+  static Result<std::unique_ptr<CellRuns>> create(CellPlan plan);
+
+  virtual Json subject() const = 0;
+  // Runs a cell, or the rest of it, with a progress bar. Errors: kCancelled after an interrupt; those of run_task.
+  virtual Result<Cell> run(std::size_t task, std::size_t setting) = 0;
+};
+
+// Returns the rows of a table, one for each metric, and remarks about the cell. `header`: begins with the columns'
+// names.
+std::string rows_of(const Cell& cell, bool header);
+
+}  // namespace kvasir::cli

@@ -1,0 +1,262 @@
+// kvasir eval matrix: a grid of policies, budgets, codecs and tasks; one result a cell, and a page about all.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <utility>
+
+#include "base/mapped_file.h"
+#include "base/status.h"
+#include "cli/eval/cells.h"
+#include "cli/eval/eval.h"
+#include "cli/eval/matrix_report.h"
+#include "cli/signals.h"
+#include "eval/perplexity.h"
+#include "harness/matrix.h"
+
+namespace kvasir::cli {
+namespace {
+
+struct MatrixCommand {
+  EngineOptions engine;
+  std::string grid;
+  std::string out;
+  std::string report;
+  int parallel = 8;
+  bool json = false;
+};
+
+// Runs the cells of one kind after those of the other, so that only one copy of the model is loaded at a time.
+class MatrixRuns {
+ public:
+  MatrixRuns(MatrixCommand options, Matrix matrix, std::string command)
+      : options_(std::move(options)), matrix_(std::move(matrix)), command_(std::move(command)) {}
+
+  Status run() {
+    cells_.resize(matrix_.tasks.size());
+    if (std::ranges::any_of(matrix_.tasks, [](const MatrixTask& each) { return !each.text.empty(); }))
+      KVASIR_RETURN_IF_ERROR(run_perplexities());
+    if (std::ranges::any_of(matrix_.tasks, [](const MatrixTask& each) { return each.text.empty(); }))
+      KVASIR_RETURN_IF_ERROR(run_tasks());
+    return {};
+  }
+
+  const std::vector<std::vector<MatrixCell>>& cells() const { return cells_; }
+
+ private:
+  Status take(std::size_t task, MatrixCell cell) {
+    if (!options_.json) KVASIR_RETURN_IF_ERROR(print(rows_of({cell.json, cell.summary, cell.questions}, !begun_)));
+    begun_ = true;
+    cells_[task].push_back(std::move(cell));
+    return {};
+  }
+
+  Status run_tasks() {
+    CellPlan plan;
+    plan.engine = options_.engine;
+    plan.settings = matrix_.settings;
+    plan.ask.reading = matrix_.reading;
+    plan.ask.chat = matrix_.chat;
+    plan.ask.parallel = options_.parallel;
+    plan.out = options_.out;
+    plan.command = command_;
+    std::vector<std::size_t> columns;
+    for (std::size_t t = 0; t < matrix_.tasks.size(); ++t) {
+      const MatrixTask& each = matrix_.tasks[t];
+      if (!each.text.empty()) continue;
+      KVASIR_ASSIGN_OR_RETURN(Task task, find_task(each.task));
+      plan.tasks.push_back({std::move(task), each.data, each.filler});
+      columns.push_back(t);
+    }
+    KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<CellRuns> runs, CellRuns::create(std::move(plan)));
+    for (std::size_t t = 0; t < columns.size(); ++t)
+      for (std::size_t s = 0; s < matrix_.settings.size(); ++s) {
+        KVASIR_ASSIGN_OR_RETURN(Cell cell, runs->run(t, s));
+        KVASIR_RETURN_IF_ERROR(take(columns[t], {matrix_.settings[s], std::move(cell.json), std::move(cell.summary),
+                                                 std::move(cell.questions)}));
+      }
+    return {};
+  }
+
+  Status run_perplexities() {
+    EngineOptions engine = options_.engine;
+    engine.kv_type = matrix_.settings.front().codec;
+    KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, open_model(engine));
+    for (std::size_t t = 0; t < matrix_.tasks.size(); ++t) {
+      const MatrixTask& each = matrix_.tasks[t];
+      if (each.text.empty()) continue;
+      KVASIR_ASSIGN_OR_RETURN(const std::string text, read_text(each.text));
+      KVASIR_ASSIGN_OR_RETURN(std::vector<TokenId> tokens, model->tokenizer->encode(text, {}));
+      const auto wanted = static_cast<std::size_t>(each.window * each.windows);
+      if (tokens.size() < wanted)
+        return invalid_argument("'{}' has {} tokens, and {} windows of {} need {}", each.text, tokens.size(),
+                                each.windows, each.window, wanted);
+      tokens.resize(wanted);
+      for (const CacheSetting& setting : matrix_.settings) {
+        KVASIR_ASSIGN_OR_RETURN(MatrixCell cell, run_perplexity(model, each, tokens, setting));
+        KVASIR_RETURN_IF_ERROR(take(t, std::move(cell)));
+      }
+    }
+    return {};
+  }
+
+  Json header_of(const LoadedModel& model, const MatrixTask& task, const CacheSetting& setting) const {
+    return {{"schema", "kvasir-eval/1"},
+            {"subject",
+             {{"model", std::filesystem::path(options_.engine.model).filename().string()},
+              {"fingerprint", model.fingerprint.hex()},
+              {"isa", model.kernels->name},
+              {"threads", model.threads->threads()}}},
+            {"task", "perplexity"},
+            {"data", std::filesystem::path(task.text).filename().string()},
+            {"window", task.window},
+            {"windows", task.windows},
+            {"prefill", task.prefill},
+            {"policy", setting.policy},
+            {"codec", setting.codec}};
+  }
+
+  // Runs the cell, or reads it if it is there.
+  Result<MatrixCell> run_perplexity(const std::shared_ptr<LoadedModel>& model, const MatrixTask& task,
+                                    const std::vector<TokenId>& tokens, const CacheSetting& setting) {
+    const Json header = header_of(*model, task, setting);
+    const std::string name = run_name(setting.policy, setting.codec, true);
+    const std::string path =
+        fmt::format("{}/{}.json", options_.out, file_name_of(fmt::format("perplexity,{},{}", name, header.dump())));
+    MatrixCell cell{.setting = setting};
+    if (const auto found = read_file(path, std::size_t{1} << 30); found.ok()) {
+      cell.json = Json::parse(*found, nullptr, false);
+      Json same = cell.json.is_object() ? cell.json : Json::object();
+      for (const char* field : {"command", "summary", "tokens"}) same.erase(field);
+      if (same == header && read_tokens(cell)) return cell;
+    }
+    PerplexityOptions options;
+    options.policies = {setting.policy};
+    options.kv_types = {setting.codec};
+    options.window = task.window;
+    options.whole_windows = task.prefill > 0;
+    options.prefill = task.prefill;
+    options.chunk = task.prefill > 0 ? 256 : 1;
+    options.compare_full = true;
+    std::vector<PerplexityResult> results;
+    {
+      ProgressBar bar(printable("perplexity, " + name, 48));
+      KVASIR_ASSIGN_OR_RETURN(
+          results, evaluate_perplexity(model, tokens, options, [&](std::int64_t done, std::int64_t total) {
+            bar.update(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(total), "tokens");
+            return !interrupted();
+          }));
+    }
+    const PerplexityResult& result = results.front();
+    cell.json = header;
+    cell.json["command"] = command_;
+    const double seconds = result.tpot_ms * static_cast<double>(result.tokens) / 1000;
+    cell.json["summary"] = {{"kept_mean", result.kept_mean},
+                            {"kv_bytes_max", result.kv_bytes_peak},
+                            {"ms_per_token", result.tpot_ms},
+                            {"top1_agree", result.full->top1_agree},
+                            {"wall_seconds", seconds}};
+    cell.json["tokens"] = {{"nll", result.sums.nlls}, {"kld", result.sums.klds}};
+    if (!read_tokens(cell)) return make_status(StatusCode::kIo, "a perplexity has no tokens");
+    KVASIR_RETURN_IF_ERROR(write_cell(cell.json, path));
+    return cell;
+  }
+
+  // Makes each scored token a question, so that cells are compared token by token. Returns whether they are there.
+  static bool read_tokens(MatrixCell& cell) {
+    try {
+      const auto nll = cell.json.at("tokens").at("nll").get<std::vector<double>>();
+      const auto kld = cell.json.at("tokens").at("kld").get<std::vector<double>>();
+      if (nll.empty() || nll.size() != kld.size()) return false;
+      for (std::size_t i = 0; i < nll.size(); ++i) {
+        QuestionResult token{.item = i};
+        token.scores = {{"kld", kld[i]}, {"nll", nll[i]}};
+        cell.questions.push_back(std::move(token));
+      }
+      Json& summary = cell.json.at("summary");
+      cell.summary.metrics["nll"] = mean_of(nll);
+      cell.summary.metrics["kld"] = mean_of(kld);
+      cell.summary.questions = std::ssize(nll);
+      cell.summary.kept_mean = summary.at("kept_mean").get<double>();
+      cell.summary.kv_bytes_max = summary.at("kv_bytes_max").get<std::uint64_t>();
+      cell.summary.kv_bytes_mean = static_cast<double>(cell.summary.kv_bytes_max);
+      cell.summary.wall_seconds = summary.at("wall_seconds").get<double>();
+      summary["metrics"] = to_json(cell.summary).at("metrics");
+      return true;
+    } catch (const Json::exception&) {
+      return false;
+    }
+  }
+
+  MatrixCommand options_;
+  Matrix matrix_;
+  std::string command_;
+  std::vector<std::vector<MatrixCell>> cells_;
+  bool begun_ = false;
+};
+
+Status eval_matrix(MatrixCommand options, const CommandLine& line) {
+  KVASIR_RETURN_IF_ERROR(check_report(options.report, std::vector{options.grid, options.engine.model}));
+  KVASIR_ASSIGN_OR_RETURN(const std::string text, read_text(options.grid));
+  Result<Matrix> matrix = parse_matrix(text, std::filesystem::path(options.grid).parent_path().string());
+  if (!matrix.ok())
+    return matrix.status().with_message(fmt::format("'{}': {}", options.grid, matrix.status().message()));
+  std::vector<std::string> policies, codecs;
+  for (const CacheSetting& setting : matrix->settings) {
+    policies.push_back(setting.policy);
+    codecs.push_back(setting.codec);
+    KVASIR_RETURN_IF_ERROR(add_demote_dir(setting.policy, options.engine));
+  }
+  KVASIR_RETURN_IF_ERROR(check_policies(policies, false));
+  KVASIR_RETURN_IF_ERROR(check_kv_types(codecs));
+  if (options.out.empty())
+    options.out =
+        (std::filesystem::path(options.grid).parent_path() / std::filesystem::path(options.grid).stem()).string() +
+        "-results";
+  KVASIR_RETURN_IF_ERROR(make_folder(options.out));
+  if (options.report.empty()) options.report = options.out + "/report.html";
+  catch_interrupts();
+  const std::string report = options.report, out = options.out;
+  const bool json = options.json;
+  MatrixRuns runs(std::move(options), *matrix, command_text(line));
+  KVASIR_RETURN_IF_ERROR(runs.run());
+  KVASIR_RETURN_IF_ERROR(write_report(matrix_report(*matrix, runs.cells()), report));
+  if (!json) {
+    note("kvasir: results in {}, a page about them in {}\n", printable(out, 500), printable(report, 500));
+    return {};
+  }
+  Json cells = Json::array();
+  for (const std::vector<MatrixCell>& column : runs.cells())
+    for (const MatrixCell& cell : column) cells.push_back(cell.json);
+  return print_json({{"cells", cells}});
+}
+
+}  // namespace
+
+void add_eval_matrix(CLI::App& eval, Outcome& outcome) {
+  auto options = std::make_shared<MatrixCommand>();
+  CLI::App* command =
+      eval.add_subcommand("matrix", "A grid of policies, budgets, codecs and tasks, and a page about it");
+  command->add_option("grid", options->grid, "The grid, a JSON file")->required()->type_name("FILE");
+  add_model_option(*command, options->engine.model);
+  command->add_option("-t,--threads", options->engine.threads, "Threads; 0: one per core")->capture_default_str();
+  command->add_option("--isa", options->engine.isa, "Kernels, as for 'kvasir run'")->capture_default_str();
+  add_kv_memory_option(*command, options->engine);
+  command->add_option("--parallel", options->parallel, "Items under way at a time")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+  command
+      ->add_option(
+          "--out", options->out,
+          "Folder for results, one a cell; cells that are there are not run again. Default: the grid's name and "
+          "-results")
+      ->type_name("FOLDER");
+  command->add_option("--report", options->report, "The page; default: report.html in that folder")
+      ->type_name("FILE.html");
+  command->add_flag("--json", options->json, "One JSON object on standard output");
+  command->callback([options, &outcome] { outcome.status = eval_matrix(*options, outcome.line); });
+}
+
+}  // namespace kvasir::cli

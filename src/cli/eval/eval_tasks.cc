@@ -1,0 +1,152 @@
+// kvasir eval tasks: benchmark tasks, by a model of this process or a server.
+#include <fmt/core.h>
+
+#include <utility>
+
+#include "base/status.h"
+#include "cli/eval/cells.h"
+#include "cli/eval/eval.h"
+#include "cli/signals.h"
+#include "tasks/generated/generated_tasks.h"
+
+namespace kvasir::cli {
+namespace {
+
+struct TasksCommand {
+  CellPlan plan;
+  std::vector<std::string> kv_types;
+  std::vector<std::string> policies;
+  std::vector<std::string> tasks;
+  TaskDataOptions data;
+  std::string filler;
+  std::string reading = "together";
+  EndpointOptions endpoint;
+  std::string body;
+  bool list = false;
+  bool json = false;
+};
+
+Status list_tasks() {
+  std::string out = "Generated from a seed:\n";
+  for (const GeneratedTask& each : generated_tasks()) out += fmt::format("  {:<32} {}\n", each.name, each.summary);
+  out += "\nFrom a benchmark's file (--data):\n";
+  for (const std::string_view name : task_names()) {
+    KVASIR_ASSIGN_OR_RETURN(const Task task, built_in_task(name));
+    out += fmt::format("  {:<32} {}\n", name, task.title);
+  }
+  return print(out);
+}
+
+// Fills in the plan from what was typed.
+Status complete(TasksCommand& options) {
+  if (options.tasks.empty()) return invalid_argument("name a task; --list shows those that are built in");
+  CellPlan& plan = options.plan;
+  for (const std::string& name : options.tasks) {
+    KVASIR_ASSIGN_OR_RETURN(Task task, find_task(name));
+    plan.tasks.push_back({std::move(task), options.data, options.filler});
+  }
+  KVASIR_ASSIGN_OR_RETURN(plan.ask.reading, reading_from_name(options.reading));
+  if (!options.endpoint.url.empty()) {
+    if (!options.policies.empty())
+      return invalid_argument(
+          "--kv is for a model: an endpoint has a cache of its own (--body adds fields to requests)");
+    if (!options.body.empty()) options.endpoint.body = Json::parse(options.body, nullptr, false);
+    if (!options.body.empty() && !options.endpoint.body.is_object())
+      return invalid_argument("--body must be a JSON object");
+    plan.endpoint = options.endpoint;
+    plan.settings = {CacheSetting()};
+    return {};
+  }
+  KVASIR_RETURN_IF_ERROR(check_policies(options.policies, false));
+  KVASIR_RETURN_IF_ERROR(check_kv_types(options.kv_types));
+  for (const std::string& policy : options.policies)
+    for (const std::string& codec : options.kv_types) plan.settings.push_back({policy, codec});
+  return {};
+}
+
+Status eval_tasks(TasksCommand options, const CommandLine& line) {
+  if (options.list) return list_tasks();
+  KVASIR_RETURN_IF_ERROR(complete(options));
+  options.plan.command = command_text(line);
+  const std::size_t tasks = options.plan.tasks.size(), settings = options.plan.settings.size();
+  catch_interrupts();
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<CellRuns> runs, CellRuns::create(std::move(options.plan)));
+  Json cells = Json::array();
+  for (std::size_t i = 0; i < tasks * settings; ++i) {
+    KVASIR_ASSIGN_OR_RETURN(Cell cell, runs->run(i / settings, i % settings));
+    if (!options.json) {
+      KVASIR_RETURN_IF_ERROR(print(rows_of(cell, i == 0)));
+      continue;
+    }
+    for (const QuestionResult& question : cell.questions) cell.json["questions"].push_back(to_json(question));
+    cells.push_back(std::move(cell.json));
+  }
+  return options.json ? print_json({{"subject", runs->subject()}, {"cells", cells}}) : Status();
+}
+
+void add_generated_options(CLI::App& command, TasksCommand& options) {
+  command.add_option("--tokens", options.data.tokens, "Generated tasks: tokens of a prompt")->capture_default_str();
+  command.add_option("--count", options.data.count, "Generated tasks: items; with --depths, items per depth")
+      ->capture_default_str();
+  command.add_option("--seed", options.data.seed, "Generated tasks: seed of their draws")->capture_default_str();
+  command
+      .add_option("--depths", options.data.depths,
+                  "Generated tasks with one needle: where it is, 0 start, 1 end; several, by commas")
+      ->delimiter(',');
+  command
+      .add_option("-f,--file", options.filler,
+                  "Generated tasks: the text that hides the facts; default: a bundled tale")
+      ->type_name("FILE");
+}
+
+void add_endpoint_options(CLI::App& command, TasksCommand& options) {
+  command.add_option("--endpoint", options.endpoint.url, "Ask a server by OpenAI's API, in place of a model")
+      ->type_name("URL");
+  command.add_option("--endpoint-model", options.endpoint.model, "The model's name there")->type_name("NAME");
+  command.add_option("--endpoint-key", options.endpoint.key, "The server's key")->type_name("KEY");
+  command.add_option("--body", options.body, "Fields added to every request to the server")->type_name("JSON");
+}
+
+}  // namespace
+
+void add_eval_tasks(CLI::App& eval, Outcome& outcome) {
+  auto options = std::make_shared<TasksCommand>();
+  CellPlan& plan = options->plan;
+  CLI::App* command =
+      eval.add_subcommand("tasks", "Benchmark tasks: multiple choice, answers in words, log-likelihoods");
+  command->add_option("tasks", options->tasks, "Names of tasks, or files of definitions (.json)")->type_name("TASK");
+  add_engine_options(*command, plan.engine, options->kv_types);
+  add_kv_memory_option(*command, plan.engine);
+  command->add_flag("--list", options->list, "List the tasks that are built in");
+  command->add_option("--data", options->data.file, "The benchmark's file: .jsonl, .json or .csv")->type_name("FILE");
+  command->add_option("--limit", options->data.limit, "Items to ask, from the first; 0: all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--shots", options->data.shots, "Solved examples in front of each prompt; -1: as the task says")
+      ->check(CLI::Range(-1, 64))
+      ->capture_default_str();
+  add_policies_option(*command, options->policies);
+  command
+      ->add_option("--reading", options->reading,
+                   "together: context and question are one prompt; context-first: the context is read, and reduced by "
+                   "the policy, before each question; conversation: question behind question")
+      ->check(CLI::IsMember({"together", "context-first", "conversation"}))
+      ->capture_default_str();
+  command->add_flag("--chat", plan.ask.chat, "Ask as the user of a conversation, in the form of the chat template");
+  command
+      ->add_option("-c,--ctx", plan.ask.room,
+                   "Tokens of a prompt and its answer: longer prompts are shortened. 0: the trained context")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--parallel", plan.ask.parallel, "Items under way at a time")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+  add_generated_options(*command, *options);
+  add_endpoint_options(*command, *options);
+  command->add_option("--out", plan.out, "Folder for results; a run that ended early goes on from there")
+      ->type_name("FOLDER");
+  command->add_flag("--json", options->json, "One JSON object on standard output, with every answer");
+  command->callback([options, &outcome] { outcome.status = eval_tasks(*options, outcome.line); });
+}
+
+}  // namespace kvasir::cli

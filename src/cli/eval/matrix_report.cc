@@ -1,0 +1,92 @@
+#include "cli/eval/matrix_report.h"
+
+#include <fmt/core.h>
+
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+namespace kvasir::cli {
+namespace {
+
+// A policy without its size: what a line of a chart joins.
+std::string family_of(const std::string& policy) {
+  return policy.substr(0, policy.find(':'));
+}
+
+report::Table table_of(const std::vector<MatrixCell>& cells, const std::string& metric) {
+  report::Table table;
+  table.title = metric;
+  table.note = fmt::format("+- is the standard error. The difference is taken from {} {}, question by question.",
+                           cells.front().setting.policy, cells.front().setting.codec);
+  table.header = {"policy", "codec", "mean", "+-", "n", "difference", "+- ", "kept", "KV MiB", "seconds"};
+  table.align = {report::Align::kLeft, report::Align::kLeft};
+  for (const MatrixCell& cell : cells) {
+    const auto found = cell.summary.metrics.find(metric);
+    if (found == cell.summary.metrics.end()) continue;
+    const Mean difference = paired_difference(cell.questions, cells.front().questions, metric);
+    table.rows.push_back({cell.setting.policy, cell.setting.codec, fmt::format("{:.4f}", found->second.mean),
+                          fmt::format("{:.4f}", found->second.error), fmt::format("{}", found->second.count),
+                          fmt::format("{:.4f}", difference.mean), fmt::format("{:.4f}", difference.error),
+                          fmt::format("{:.0f}", cell.summary.kept_mean),
+                          fmt::format("{:.2f}", cell.summary.kv_bytes_mean / (1 << 20)),
+                          fmt::format("{:.1f}", cell.summary.wall_seconds)});
+  }
+  return table;
+}
+
+// Quality over bytes or time, a line for each kind of policy and codec.
+template <class Of>
+report::LineChart chart_of(const std::vector<MatrixCell>& cells, const std::string& metric, const std::string& label,
+                           Of of) {
+  report::LineChart chart;
+  chart.title = fmt::format("{} over {}", metric, label);
+  chart.x_label = label;
+  chart.y_label = metric;
+  chart.x_log = true;
+  std::map<std::string, std::map<double, double>> lines;
+  for (const MatrixCell& cell : cells)
+    if (const auto found = cell.summary.metrics.find(metric); found != cell.summary.metrics.end())
+      lines[family_of(cell.setting.policy) + " " + cell.setting.codec][of(cell.summary)] = found->second.mean;
+  for (const auto& [name, points] : lines) {
+    report::Series& series = chart.series.emplace_back();
+    series.name = name;
+    for (const auto& [x, y] : points) {
+      series.x.push_back(x);
+      series.y.push_back(y);
+    }
+  }
+  return chart;
+}
+
+}  // namespace
+
+report::Report matrix_report(const Matrix& matrix, const std::vector<std::vector<MatrixCell>>& cells) {
+  report::Report report;
+  report.title = fmt::format("{} settings, {} tasks", matrix.settings.size(), matrix.tasks.size());
+  for (const std::vector<MatrixCell>& column : cells) {
+    if (column.empty()) continue;
+    const Json& first = column.front().json;
+    const Json& subject = first.at("subject");
+    report.subtitle = fmt::format("{}, {} kernels, {} threads", subject.value("model", ""), subject.value("isa", ""),
+                                  subject.value("threads", 0));
+    report::Section& section = report.sections.emplace_back();
+    section.title = fmt::format("{}: {}", first.value("task", ""), first.value("data", ""));
+    std::set<std::string> metrics;
+    for (const MatrixCell& cell : column)
+      for (const auto& [name, mean] : cell.summary.metrics) metrics.insert(name);
+    for (const std::string& metric : metrics) {
+      section.blocks.push_back(chart_of(column, metric, "mean KV MiB",
+                                        [](const TaskSummary& summary) { return summary.kv_bytes_mean / (1 << 20); }));
+      section.blocks.push_back(
+          chart_of(column, metric, "seconds", [](const TaskSummary& summary) { return summary.wall_seconds; }));
+      section.blocks.push_back(table_of(column, metric));
+    }
+    section.text =
+        fmt::format("{} questions. Command: {}", column.front().summary.questions, first.value("command", ""));
+  }
+  return report;
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,25 @@
+// Asks a server by the completions of OpenAI's API, so that other engines are measured by the same tasks.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "harness/subject.h"
+
+namespace kvasir {
+
+struct EndpointOptions {
+  std::string url;              // "http://127.0.0.1:8080", with or without /v1
+  std::string model;            // sent as `model`; empty: not sent
+  std::string key;              // sent as a bearer token; empty: none
+  nlohmann::ordered_json body;  // fields added to every request; an object, or null
+  double timeout_seconds = 3600;
+};
+
+// Asks `url`/v1/completions, or /v1/chat/completions of chats. Log-likelihoods need a server that reports those of a
+// prompt (`echo` with `logprobs`, as Kvasir and vLLM do); llama-server does not. The server decides what becomes of
+// prompts that are too long. A rolling log-likelihood is that of one request. Reading::kContextFirst is refused: a
+// request names no context. Errors: kInvalidArgument for the address; kUnsupported without libcurl.
+Result<std::unique_ptr<Subject>> make_endpoint_subject(EndpointOptions options);
+
+}  // namespace kvasir

@@ -1,0 +1,341 @@
+#include "harness/engine_subject.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/status.h"
+#include "harness/prompt_tokens.h"
+
+namespace kvasir {
+namespace {
+
+// A request under way, and what its answer is part of.
+struct Step {
+  enum class Kind {
+    kContext,  // reads a context, or in a conversation a question with its right answer, for the questions behind it
+    kQuestion,
+    kRolling,
+  };
+  Kind kind = Kind::kQuestion;
+  std::size_t item = 0;
+  std::size_t question = 0;
+  std::size_t text = 0;              // kQuestion: the first text that is scored; kRolling: the window
+  std::shared_ptr<Session> session;  // that it continues; may be null
+  RequestOptions request;
+  int ended = 0;  // samples
+};
+
+// The questions of an item that have no answer yet, and what is known of them.
+struct OpenItem {
+  std::vector<QuestionTokens> questions;
+  std::vector<QuestionAnswer> answers;
+  std::vector<int> open_steps;  // of each question
+  std::vector<RollingWindow> windows;
+  std::size_t next_golden = 0;  // kConversation: the question to read next with its right answer
+  int steps = 0;                // under way or queued
+};
+
+class EngineSubject : public Subject {
+ public:
+  EngineSubject(Engine* engine, nlohmann::ordered_json identity) : engine_(*engine), identity_(std::move(identity)) {}
+
+  nlohmann::ordered_json identity() const override { return identity_; }
+
+  Status ask(std::span<const TaskItem> items, const AskOptions& options, const OnAnswer& on_answer,
+             const std::function<bool()>& tick) override {
+    options_ = &options;
+    on_answer_ = &on_answer;
+    stopped_ = false;
+    const Status status = run(items, tick);
+    for (const auto& [id, step] : running_) (void)engine_.cancel(id);
+    running_.clear();
+    queued_.clear();
+    open_.clear();
+    while (engine_.unfinished() > 0 && engine_.poll().ok()) {
+    }
+    return status;
+  }
+
+ private:
+  Status run(std::span<const TaskItem> items, const std::function<bool()>& tick) {
+    std::size_t next = 0;
+    while (next < items.size() || !open_.empty()) {
+      while (next < items.size() && open_.size() < static_cast<std::size_t>(options_->parallel)) {
+        begin_item(items[next], next);
+        ++next;
+      }
+      KVASIR_RETURN_IF_ERROR(submit_queued());
+      if (engine_.unfinished() > 0) {
+        KVASIR_ASSIGN_OR_RETURN(const std::vector<Event> events, engine_.poll());
+        for (const Event& event : events) take(event);
+      }
+      close_items();
+      if (stopped_ || (tick && !tick())) return Status(StatusCode::kCancelled, "");
+    }
+    return {};
+  }
+
+  std::int64_t room() const { return options_->room > 0 ? options_->room : engine_.model().context; }
+
+  void begin_item(const TaskItem& item, std::size_t index) {
+    OpenItem& open = open_[index];
+    open.answers.resize(item.questions.size());
+    open.open_steps.resize(item.questions.size());
+    open.questions.resize(item.questions.size());
+    if (options_->request == TaskRequest::kRolling) return begin_rolling(item, index, open);
+    for (std::size_t q = 0; q < item.questions.size(); ++q) {
+      Result<QuestionTokens> tokens = question_tokens(engine_.text(), item, q, *options_, room());
+      if (!tokens.ok()) {
+        open.answers[q].status = tokens.status();
+        continue;
+      }
+      open.questions[q] = std::move(*tokens);
+      open.answers[q].left_out = open.questions[q].left_out;
+      if (options_->reading == Reading::kTogether) add_question(index, q, nullptr);
+    }
+    if (options_->reading == Reading::kTogether) return;
+    const auto usable = std::ranges::find_if(open.answers, [](const QuestionAnswer& each) { return each.status.ok(); });
+    if (usable == open.answers.end()) return;
+    Result<std::unique_ptr<Session>> session =
+        engine_.new_session({.policy = options_->policy, .codec = options_->codec, .sequences = 1});
+    if (!session.ok()) {
+      for (QuestionAnswer& answer : open.answers) answer.status = session.status();
+      return;
+    }
+    Step step{.kind = Step::Kind::kContext, .item = index, .session = std::move(*session)};
+    step.request.tokens = open.questions[static_cast<std::size_t>(usable - open.answers.begin())].context;
+    step.request.session = step.session;
+    step.request.generate.max_tokens = 0;
+    queue(std::move(step));
+  }
+
+  void begin_rolling(const TaskItem& item, std::size_t index, OpenItem& open) {
+    const std::string& text = item.questions.front().prompt;
+    const Result<Tokens> with_begin = engine_.text().encode(item.context + text, true);
+    const Result<Tokens> alone = engine_.text().encode(item.context + text, false);
+    if (!with_begin.ok() || !alone.ok() || alone->empty()) {
+      open.answers.front().status =
+          with_begin.ok() && alone.ok() ? invalid_argument("the text is empty") : with_begin.status();
+      return;
+    }
+    // Without a token that begins texts, the first token is read and not scored.
+    const bool begins = with_begin->size() > alone->size();
+    const std::span<const std::int32_t> scored = std::span(*alone).subspan(begins ? 0 : 1);
+    open.windows = rolling_windows(scored, begins ? with_begin->front() : alone->front(),
+                                   static_cast<std::size_t>(std::max<std::int64_t>(room(), 2)));
+    open.answers.front().scores.resize(1);
+    open.answers.front().scores.front().bytes = std::ssize(text);
+    for (std::size_t w = 0; w < open.windows.size(); ++w) {
+      Step step{.kind = Step::Kind::kRolling, .item = index, .text = w};
+      step.request.tokens = open.windows[w].tokens;
+      step.request.policy = options_->policy;
+      step.request.codec = options_->codec;
+      step.request.generate.max_tokens = 0;
+      step.request.generate.prompt_logprobs = 0;
+      ++open.open_steps.front();
+      queue(std::move(step));
+    }
+  }
+
+  // Queues what a question asks. `session`: that it continues, which is forked for each text; null: an empty cache.
+  void add_question(std::size_t index, std::size_t question, const std::shared_ptr<Session>& session) {
+    OpenItem& open = open_[index];
+    const QuestionTokens& tokens = open.questions[question];
+    open.answers[question].scores.resize(tokens.texts.size());
+    const std::size_t steps = session != nullptr && !tokens.texts.empty() ? tokens.texts.size() : 1;
+    for (std::size_t s = 0; s < steps; ++s) {
+      Step step{.item = index, .question = question, .text = s};
+      RequestOptions& request = step.request;
+      request.tokens = tokens.prompt;
+      request.generate.sampling.temperature = 0;
+      if (options_->request == TaskRequest::kGenerate) {
+        request.template_stops = tokens.stops;
+        request.generate.stop = options_->stop;
+        request.generate.max_tokens = options_->max_tokens;
+      } else {
+        request.generate.logprobs = 0;
+        request.generate.forced_texts = tokens.texts;
+        if (session != nullptr) request.generate.forced_texts = {tokens.texts[s]};
+        request.samples = static_cast<int>(request.generate.forced_texts.size());
+      }
+      if (session == nullptr) {
+        request.policy = options_->policy;
+        request.codec = options_->codec;
+      } else {
+        Result<std::unique_ptr<Session>> fork = session->fork();
+        if (!fork.ok()) {
+          open.answers[question].status = fork.status();
+          return;
+        }
+        step.session = std::move(*fork);
+        request.session = step.session;
+        request.releases_session = true;
+      }
+      ++open.open_steps[question];
+      queue(std::move(step));
+    }
+  }
+
+  void queue(Step step) {
+    ++open_[step.item].steps;
+    queued_.push_back(std::move(step));
+  }
+
+  Status submit_queued() {
+    while (!queued_.empty()) {
+      Step step = std::move(queued_.front());
+      queued_.pop_front();
+      const Result<RequestId> id = engine_.submit(step.request);
+      step.request = {};
+      if (id.ok()) {
+        running_.emplace(*id, std::move(step));
+      } else {
+        end_step(step, id.status());
+      }
+    }
+    return {};
+  }
+
+  void take(const Event& event) {
+    if (event.kind != Event::Kind::kFinished && event.kind != Event::Kind::kFailed) return;
+    const auto found = running_.find(event.request);
+    if (found == running_.end()) return;
+    Step& step = found->second;
+    Status status = event.status;
+    if (event.kind == Event::Kind::kFinished) {
+      status = {};
+      const FinishReason reason = event.result.finish_reason;
+      if (reason == FinishReason::kKvMemory)
+        status = exhausted("the KV memory is too small: {}", event.status.message());
+      if (reason == FinishReason::kFailed) status = event.result.status;
+      if (reason == FinishReason::kContext && options_->request == TaskRequest::kChoices)
+        status = exhausted("the context is too small for the prompt and the text that is scored");
+      if (status.ok()) record(step, static_cast<std::size_t>(event.sample), event.result);
+    }
+    OpenItem& open = open_[step.item];
+    if (!status.ok() && step.kind != Step::Kind::kContext && open.answers[step.question].status.ok())
+      open.answers[step.question].status = status;
+    const QuestionTokens& tokens = open.questions[step.question];
+    const int samples = step.kind == Step::Kind::kQuestion && step.session == nullptr
+                            ? std::max<int>(static_cast<int>(tokens.texts.size()), 1)
+                            : 1;
+    if (++step.ended < samples && event.kind == Event::Kind::kFinished) return;
+    if (step.ended < samples) return;
+    Step done = std::move(step);
+    running_.erase(found);
+    end_step(done, status);
+  }
+
+  // Adds what a sample gave to its answer.
+  void record(const Step& step, std::size_t sample, const GenerateResult& result) {
+    OpenItem& open = open_[step.item];
+    if (step.kind == Step::Kind::kContext) return;
+    QuestionAnswer& answer = open.answers[step.question];
+    answer.prompt_tokens =
+        step.kind == Step::Kind::kRolling
+            ? answer.prompt_tokens + result.prompt_tokens
+            : static_cast<std::int64_t>(open.questions[step.question].context.size()) + result.prompt_tokens;
+    answer.prompt_seconds = std::max(answer.prompt_seconds, result.prompt_seconds);
+    answer.seconds = std::max(answer.seconds, result.seconds);
+    answer.kept = std::max(answer.kept, result.kv.kept_max);
+    answer.kv_bytes = std::max(answer.kv_bytes, result.kv.bytes_peak);
+    if (step.kind == Step::Kind::kRolling) {
+      const RollingWindow& window = open.windows[step.text];
+      // prompt_choices[i] belongs to token i + 1.
+      add_scores(std::span(result.prompt_choices).subspan(window.first_scored - 1), answer.scores.front());
+      answer.answer_tokens = answer.scores.front().tokens;
+      return;
+    }
+    if (options_->request == TaskRequest::kGenerate) {
+      answer.text = result.text;
+      answer.answer_tokens = result.tokens;
+      return;
+    }
+    TextScore& score = answer.scores[step.session != nullptr ? step.text : sample];
+    add_scores(result.choices, score);
+    for (const GeneratedToken& token : result.choices) score.bytes += std::ssize(token.token.bytes);
+    answer.answer_tokens += score.tokens;
+  }
+
+  static void add_scores(std::span<const GeneratedToken> tokens, TextScore& score) {
+    for (const GeneratedToken& token : tokens) {
+      score.log_likelihood += token.token.log_probability;
+      score.greedy = score.greedy && token.token.rank == 1;
+      ++score.tokens;
+    }
+  }
+
+  void end_step(Step& step, const Status& status) {
+    OpenItem& open = open_[step.item];
+    --open.steps;
+    if (step.kind != Step::Kind::kContext) {
+      if (!status.ok() && open.answers[step.question].status.ok()) open.answers[step.question].status = status;
+      step.session.reset();
+      --open.open_steps[step.question];
+      return;
+    }
+    if (!status.ok()) {
+      for (std::size_t q = open.next_golden; q < open.answers.size(); ++q)
+        if (open.answers[q].status.ok()) open.answers[q].status = status;
+      return;
+    }
+    if (options_->reading == Reading::kContextFirst) {
+      for (std::size_t q = 0; q < open.answers.size(); ++q)
+        if (open.answers[q].status.ok()) add_question(step.item, q, step.session);
+      return;
+    }
+    continue_conversation(step);
+  }
+
+  // Asks the next question on a fork, and reads it with its right answer.
+  void continue_conversation(Step& step) {
+    OpenItem& open = open_[step.item];
+    while (open.next_golden < open.answers.size() && !open.answers[open.next_golden].status.ok()) ++open.next_golden;
+    if (open.next_golden == open.answers.size()) return;
+    const std::size_t question = open.next_golden++;
+    add_question(step.item, question, step.session);
+    if (open.next_golden == open.answers.size()) return;
+    Step golden{.kind = Step::Kind::kContext, .item = step.item, .session = step.session};
+    golden.request.tokens = open.questions[question].prompt;
+    const Tokens& right = open.questions[question].golden;
+    golden.request.tokens.insert(golden.request.tokens.end(), right.begin(), right.end());
+    golden.request.session = golden.session;
+    golden.request.generate.max_tokens = 0;
+    queue(std::move(golden));
+  }
+
+  void close_items() {
+    for (auto open = open_.begin(); open != open_.end();) {
+      if (open->second.steps > 0) {
+        ++open;
+        continue;
+      }
+      for (std::size_t q = 0; q < open->second.answers.size() && !stopped_; ++q)
+        if (!(*on_answer_)(open->first, q, std::move(open->second.answers[q]))) stopped_ = true;
+      open = open_.erase(open);
+    }
+  }
+
+  Engine& engine_;
+  nlohmann::ordered_json identity_;
+  const AskOptions* options_ = nullptr;
+  const OnAnswer* on_answer_ = nullptr;
+  bool stopped_ = false;
+  std::map<std::size_t, OpenItem> open_;
+  std::deque<Step> queued_;
+  std::map<RequestId, Step> running_;
+};
+
+}  // namespace
+
+std::unique_ptr<Subject> make_engine_subject(Engine* engine, nlohmann::ordered_json identity) {
+  return std::make_unique<EngineSubject>(engine, std::move(identity));
+}
+
+}  // namespace kvasir

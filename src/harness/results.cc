@@ -1,0 +1,305 @@
+#include "harness/results.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+#include <utility>
+
+#include "base/mapped_file.h"
+#include "base/ordered_json.h"
+#include "base/status.h"
+#include "tasks/metrics/metric.h"
+#include "tasks/metrics/preparation.h"
+
+namespace kvasir {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Returns the index of the largest value, the first of equal ones.
+template <class Value>
+std::size_t likeliest(const std::vector<TextScore>& scores, Value value) {
+  std::size_t best = 0;
+  for (std::size_t i = 1; i < scores.size(); ++i)
+    if (value(i) > value(best)) best = i;
+  return best;
+}
+
+std::int64_t count_words(std::string_view text) {
+  std::int64_t words = 0;
+  bool inside = false;
+  for (const char c : text) {
+    const bool space = c == ' ' || (c >= '\t' && c <= '\r');
+    words += !space && !inside ? 1 : 0;
+    inside = !space;
+  }
+  return words;
+}
+
+}  // namespace
+
+Mean mean_of(const std::vector<double>& values) {
+  Mean mean;
+  mean.count = std::ssize(values);
+  if (values.empty()) return mean;
+  double sum = 0;
+  for (const double value : values) sum += value;
+  mean.mean = sum / static_cast<double>(values.size());
+  if (values.size() < 2) return mean;
+  double squares = 0;
+  for (const double value : values) squares += (value - mean.mean) * (value - mean.mean);
+  mean.error = std::sqrt(squares / static_cast<double>(values.size() - 1) / static_cast<double>(values.size()));
+  return mean;
+}
+
+Mean paired_difference(const std::vector<QuestionResult>& run, const std::vector<QuestionResult>& reference,
+                       const std::string& metric) {
+  std::map<std::pair<std::size_t, std::size_t>, double> scores;
+  for (const QuestionResult& result : reference)
+    if (const auto score = result.scores.find(metric); score != result.scores.end())
+      scores[{result.item, result.question}] = score->second;
+  std::vector<double> differences;
+  for (const QuestionResult& result : run) {
+    const auto score = result.scores.find(metric);
+    const auto other = scores.find({result.item, result.question});
+    if (score != result.scores.end() && other != scores.end()) differences.push_back(score->second - other->second);
+  }
+  return mean_of(differences);
+}
+
+namespace {
+
+// Adds what lm-evaluation-harness computes from the sums of all texts.
+void add_perplexities(const std::vector<QuestionResult>& results, TaskSummary* summary) {
+  double log_likelihood = 0, words = 0, bytes = 0;
+  for (const QuestionResult& result : results) {
+    if (!result.error.empty()) continue;
+    log_likelihood += result.answer.scores.front().log_likelihood;
+    words += static_cast<double>(result.words);
+    bytes += static_cast<double>(result.answer.scores.front().bytes);
+  }
+  if (words == 0 || bytes == 0) return;
+  const std::int64_t count = summary->questions - summary->failed;
+  summary->metrics["word_perplexity"] = {std::exp(-log_likelihood / words), 0, count};
+  summary->metrics["byte_perplexity"] = {std::exp(-log_likelihood / bytes), 0, count};
+  summary->metrics["bits_per_byte"] = {-log_likelihood / bytes / std::log(2.0), 0, count};
+}
+
+Json to_json(const std::map<std::string, Mean>& metrics) {
+  Json json = Json::object();
+  for (const auto& [name, mean] : metrics)
+    json[name] = {{"mean", mean.mean}, {"stderr", mean.error}, {"count", mean.count}};
+  return json;
+}
+
+Status cannot(const char* what, const std::string& path, int error) {
+  const StatusCode code = error == ENOSPC || error == EDQUOT ? StatusCode::kResourceExhausted : StatusCode::kIo;
+  return make_status(code, "cannot {} '{}': {}", what, path, strerror(error));
+}
+
+}  // namespace
+
+QuestionResult score_answer(const Task& task, const TaskItem& item, std::size_t index, std::size_t question,
+                            QuestionAnswer answer) {
+  const Question& asked = item.questions[question];
+  QuestionResult result{
+      .item = index, .question = question, .id = item.id, .group = item.group, .answer = std::move(answer)};
+  const bool answered = result.answer.status.ok();
+  result.error = answered ? "" : result.answer.status.message();
+  const std::vector<TextScore>& scores = result.answer.scores;
+  switch (task.request) {
+    case TaskRequest::kGenerate: {
+      std::string prediction = answered ? result.answer.text : "";
+      for (const std::string& step : task.prepare) prediction = find_preparation(step)->apply(prediction);
+      for (const std::string& name : task.metrics)
+        result.scores[name] = answered ? find_metric(name)->score({prediction, asked.references, asked.classes}) : 0;
+      break;
+    }
+    case TaskRequest::kChoices: {
+      result.chance = 1 / static_cast<double>(asked.choices.size());
+      const auto plain = [&](std::size_t i) { return scores[i].log_likelihood; };
+      const auto by_bytes = [&](std::size_t i) {
+        return scores[i].log_likelihood / static_cast<double>(std::max<std::size_t>(asked.choices[i].size(), 1));
+      };
+      result.scores["acc"] = answered && likeliest(scores, plain) == asked.answer ? 1 : 0;
+      result.scores["acc_norm"] = answered && likeliest(scores, by_bytes) == asked.answer ? 1 : 0;
+      break;
+    }
+    case TaskRequest::kRolling: result.words = count_words(item.context + asked.prompt);
+  }
+  return result;
+}
+
+TaskSummary summarize(const Task& task, std::vector<QuestionResult> results) {
+  std::ranges::sort(results, {}, [](const QuestionResult& r) { return std::tuple(r.item, r.question); });
+  TaskSummary summary;
+  std::map<std::string, std::vector<double>> all;
+  std::map<std::string, std::map<std::string, std::vector<double>>> groups;
+  std::vector<double> chances, kept, bytes;
+  for (const QuestionResult& result : results) {
+    ++summary.questions;
+    summary.wall_seconds += result.wall_seconds;
+    for (const auto& [name, score] : result.scores) {
+      all[name].push_back(score);
+      if (!result.group.empty()) groups[result.group][name].push_back(score);
+    }
+    if (task.request == TaskRequest::kChoices) chances.push_back(result.chance);
+    const QuestionAnswer& answer = result.answer;
+    summary.shortened += answer.left_out > 0 ? 1 : 0;
+    if (!result.error.empty()) {
+      ++summary.failed;
+      continue;
+    }
+    summary.prompt_tokens += answer.prompt_tokens;
+    summary.answer_tokens += answer.answer_tokens;
+    kept.push_back(static_cast<double>(answer.kept));
+    bytes.push_back(static_cast<double>(answer.kv_bytes));
+    summary.kv_bytes_max = std::max(summary.kv_bytes_max, answer.kv_bytes);
+  }
+  for (const auto& [name, values] : all) summary.metrics[name] = mean_of(values);
+  for (const auto& [group, metrics] : groups)
+    for (const auto& [name, values] : metrics) summary.groups[group][name] = mean_of(values);
+  if (!chances.empty()) summary.chance = mean_of(chances).mean;
+  summary.kept_mean = mean_of(kept).mean;
+  summary.kv_bytes_mean = mean_of(bytes).mean;
+  if (task.request == TaskRequest::kRolling) add_perplexities(results, &summary);
+  return summary;
+}
+
+Json to_json(const QuestionResult& result) {
+  const QuestionAnswer& answer = result.answer;
+  Json scores = Json::array();
+  for (const TextScore& score : answer.scores)
+    scores.push_back({{"log_likelihood", score.log_likelihood},
+                      {"tokens", score.tokens},
+                      {"bytes", score.bytes},
+                      {"greedy", score.greedy}});
+  Json json{{"item", result.item}, {"question", result.question}, {"id", result.id}};
+  if (!result.group.empty()) json["group"] = result.group;
+  if (!result.error.empty()) json["error"] = result.error;
+  json["scores"] = result.scores;
+  if (result.chance > 0) json["chance"] = result.chance;
+  if (result.words > 0) json["words"] = result.words;
+  if (!answer.scores.empty()) json["texts"] = std::move(scores);
+  if (answer.scores.empty()) json["answer"] = answer.text;
+  json.update({{"prompt_tokens", answer.prompt_tokens},
+               {"left_out", answer.left_out},
+               {"answer_tokens", answer.answer_tokens},
+               {"kept", answer.kept},
+               {"kv_bytes", answer.kv_bytes},
+               {"prompt_seconds", answer.prompt_seconds},
+               {"seconds", answer.seconds},
+               {"wall_seconds", result.wall_seconds}});
+  return json;
+}
+
+Json to_json(const TaskSummary& summary) {
+  Json json{{"metrics", to_json(summary.metrics)}};
+  if (summary.chance) json["chance"] = *summary.chance;
+  Json groups = Json::object();
+  for (const auto& [group, metrics] : summary.groups) groups[group] = to_json(metrics);
+  if (!groups.empty()) json["groups"] = std::move(groups);
+  json.update({{"questions", summary.questions},
+               {"failed", summary.failed},
+               {"shortened", summary.shortened},
+               {"prompt_tokens", summary.prompt_tokens},
+               {"answer_tokens", summary.answer_tokens},
+               {"kept_mean", summary.kept_mean},
+               {"kv_bytes_mean", summary.kv_bytes_mean},
+               {"kv_bytes_max", summary.kv_bytes_max},
+               {"wall_seconds", summary.wall_seconds}});
+  return json;
+}
+
+Result<QuestionResult> question_result_from_json(const Json& json) {
+  try {
+    QuestionResult result;
+    result.item = json.at("item").get<std::size_t>();
+    result.question = json.at("question").get<std::size_t>();
+    result.id = json.at("id").get<std::string>();
+    result.group = json.value("group", "");
+    result.error = json.value("error", "");
+    result.scores = json.at("scores").get<std::map<std::string, double>>();
+    result.chance = json.value("chance", 0.0);
+    result.words = json.value("words", std::int64_t{0});
+    result.wall_seconds = json.at("wall_seconds").get<double>();
+    QuestionAnswer& answer = result.answer;
+    answer.text = json.value("answer", "");
+    for (const Json& score : json.value("texts", Json::array()))
+      answer.scores.push_back({score.at("log_likelihood").get<double>(), score.at("tokens").get<std::int64_t>(),
+                               score.at("bytes").get<std::int64_t>(), score.at("greedy").get<bool>()});
+    answer.prompt_tokens = json.at("prompt_tokens").get<std::int64_t>();
+    answer.left_out = json.at("left_out").get<std::int64_t>();
+    answer.answer_tokens = json.at("answer_tokens").get<std::int64_t>();
+    answer.kept = json.at("kept").get<std::int64_t>();
+    answer.kv_bytes = json.at("kv_bytes").get<std::uint64_t>();
+    answer.prompt_seconds = json.at("prompt_seconds").get<double>();
+    answer.seconds = json.at("seconds").get<double>();
+    return result;
+  } catch (const Json::exception& error) {
+    return data_loss("a result is damaged: {}", error.what());
+  }
+}
+
+Result<ResultLog> ResultLog::open(const std::string& path, const Json& header) {
+  ResultLog log;
+  log.path_ = path;
+  log.descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (log.descriptor_ < 0) return cannot("open", path, errno);
+  KVASIR_ASSIGN_OR_RETURN(const std::string text, read_file(path, std::size_t{4} << 30));
+  const std::string first = header.dump(-1, ' ', false, Json::error_handler_t::replace);
+  const std::size_t whole = text.rfind('\n') == std::string::npos ? 0 : text.rfind('\n') + 1;
+  if (whole < text.size() && ::ftruncate(log.descriptor_, static_cast<off_t>(whole)) != 0)
+    return cannot("shorten", path, errno);
+  std::string_view left = std::string_view(text).substr(0, whole);
+  for (std::size_t number = 1; !left.empty(); ++number) {
+    const std::string_view line = left.substr(0, left.find('\n'));
+    left.remove_prefix(line.size() + 1);
+    if (number == 1) {
+      if (line != first)
+        return invalid_argument(
+            "'{}' holds results of another run (other model, task, data or options); name another file, or remove it",
+            path);
+      continue;
+    }
+    ParsedOrderedJson parsed = parse_ordered_json(line, {.levels = 16});
+    Result<QuestionResult> result = question_result_from_json(parsed.value);
+    if (!result.ok()) return data_loss("'{}', line {}: {}; remove the file", path, number, result.status().message());
+    log.found_.push_back(std::move(*result));
+  }
+  if (whole > 0) return log;
+  const std::string line = first + '\n';
+  if (::write(log.descriptor_, line.data(), line.size()) != std::ssize(line)) return cannot("write", path, errno);
+  return log;
+}
+
+ResultLog::ResultLog(ResultLog&& other) noexcept
+    : descriptor_(std::exchange(other.descriptor_, -1)),
+      path_(std::move(other.path_)),
+      found_(std::move(other.found_)) {}
+
+ResultLog& ResultLog::operator=(ResultLog&& other) noexcept {
+  std::swap(descriptor_, other.descriptor_);
+  std::swap(path_, other.path_);
+  std::swap(found_, other.found_);
+  return *this;
+}
+
+ResultLog::~ResultLog() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+Status ResultLog::add(const QuestionResult& result) {
+  const std::string line = to_json(result).dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
+  errno = 0;
+  if (::write(descriptor_, line.data(), line.size()) != std::ssize(line))
+    return cannot("write", path_, errno == 0 ? ENOSPC : errno);
+  return {};
+}
+
+}  // namespace kvasir

@@ -1,0 +1,100 @@
+// What a task gave under one setting: the schema from which tables, JSON and pages are made.
+// Thread-safety: plain values; a ResultLog belongs to one thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "harness/subject.h"
+#include "kvasir/status.h"
+#include "tasks/task.h"
+
+namespace kvasir {
+
+// One answered question.
+struct QuestionResult {
+  std::size_t item = 0;  // index in the task
+  std::size_t question = 0;
+  std::string id;
+  std::string group;
+  std::string error;                     // why there is no answer; empty: there is one
+  std::map<std::string, double> scores;  // by metric
+  double chance = 0;                     // kChoices: what guessing would give
+  std::int64_t words = 0;                // kRolling: of the text, split at white space
+  double wall_seconds = 0;               // since the answer before it, or the beginning of the run
+  QuestionAnswer answer;
+};
+
+// Scores an answer by the task's metrics: those of the definition; of choices `acc` and `acc_norm` (by the
+// log-likelihood, and by it divided by the choice's bytes), as lm-evaluation-harness; of rolling log-likelihoods
+// `word_perplexity`, `byte_perplexity` and `bits_per_byte` come from sums (summarize). An answer with an error scores
+// 0.
+QuestionResult score_answer(const Task& task, const TaskItem& item, std::size_t index, std::size_t question,
+                            QuestionAnswer answer);
+
+// A mean over questions.
+struct Mean {
+  double mean = 0;
+  double error = 0;  // standard error: sd / sqrt(count), with count - 1 in the variance; 0 for one question
+  std::int64_t count = 0;
+};
+
+struct TaskSummary {
+  std::map<std::string, Mean> metrics;
+  std::map<std::string, std::map<std::string, Mean>> groups;  // by group, then by metric; empty without groups
+  std::optional<double> chance;                               // mean of what guessing would give
+  std::int64_t questions = 0;
+  std::int64_t failed = 0;     // without an answer
+  std::int64_t shortened = 0;  // whose prompt was too long
+  // Costs: sums, and means over questions with an answer.
+  std::int64_t prompt_tokens = 0;
+  std::int64_t answer_tokens = 0;
+  double wall_seconds = 0;
+  double kept_mean = 0;
+  double kv_bytes_mean = 0;
+  std::uint64_t kv_bytes_max = 0;
+};
+
+// Returns the mean of values and its standard error.
+Mean mean_of(const std::vector<double>& values);
+
+// Returns the mean of the differences between two runs' scores on the same questions, and its standard error: smaller
+// than that of either run where both find the same questions hard. Questions that one of the runs lacks are left out.
+Mean paired_difference(const std::vector<QuestionResult>& run, const std::vector<QuestionResult>& reference,
+                       const std::string& metric);
+
+// The results may be in any order; equal sets give equal bits.
+TaskSummary summarize(const Task& task, std::vector<QuestionResult> results);
+
+nlohmann::ordered_json to_json(const QuestionResult& result);
+nlohmann::ordered_json to_json(const TaskSummary& summary);
+
+// Reads what to_json wrote. Errors: kDataLoss.
+Result<QuestionResult> question_result_from_json(const nlohmann::ordered_json& json);
+
+// Appends each result to a file as it comes, a line of JSON each, so that a run that ended early goes on where it was.
+class ResultLog {
+ public:
+  // Opens or creates the file. Its first line is `header`; a file with another one belongs to another run. A last line
+  // that was not written whole is removed. Errors: kInvalidArgument for a file of another run; kIo.
+  static Result<ResultLog> open(const std::string& path, const nlohmann::ordered_json& header);
+  ResultLog(ResultLog&& other) noexcept;
+  ResultLog& operator=(ResultLog&& other) noexcept;
+  ~ResultLog();
+
+  const std::vector<QuestionResult>& found() const { return found_; }  // those of earlier runs
+  // Errors: kResourceExhausted for a full disk; kIo.
+  Status add(const QuestionResult& result);
+
+ private:
+  ResultLog() = default;
+  int descriptor_ = -1;
+  std::string path_;
+  std::vector<QuestionResult> found_;
+};
+
+}  // namespace kvasir

@@ -1,0 +1,79 @@
+// What an evaluation asks: an engine of this process, or a server.
+// Thread-safety: one call at a time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvasir/status.h"
+#include "tasks/task.h"
+
+namespace kvasir {
+
+// In which order a model reads what a question is about and the question.
+enum class Reading {
+  kTogether,      // both are one prompt: policies that act when a prompt ends have seen the question
+  kContextFirst,  // the context is a prompt of its own, from which each of its questions continues apart
+  kConversation,  // the context, then question after question, each behind the right answers to those before it
+};
+
+std::string_view reading_name(Reading reading);
+Result<Reading> reading_from_name(std::string_view name);
+
+// How all questions of a run are asked.
+struct AskOptions {
+  TaskRequest request = TaskRequest::kGenerate;
+  Reading reading = Reading::kTogether;
+  Truncation truncation = Truncation::kMiddle;
+  bool chat = false;              // as the user's message of a conversation, in the form of the chat template
+  std::vector<std::string> stop;  // kGenerate
+  std::int64_t max_tokens = 128;  // kGenerate
+  std::string policy;             // of an engine; empty: its own
+  std::string codec;              // of an engine; empty: its own
+  std::int64_t room = 0;          // tokens of a prompt and its answer; 0: the model's trained context
+  int parallel = 8;               // items under way at a time
+};
+
+// The log-likelihood of one text behind a prompt.
+struct TextScore {
+  double log_likelihood = 0;  // natural logarithm, sum over its tokens
+  std::int64_t tokens = 0;
+  std::int64_t bytes = 0;
+  bool greedy = true;  // greedy decoding would write it
+};
+
+struct QuestionAnswer {
+  Status status;                  // why there is no answer; otherwise ok
+  std::string text;               // kGenerate
+  std::vector<TextScore> scores;  // kChoices: one for each; kRolling: one
+  std::int64_t prompt_tokens = 0;
+  std::int64_t left_out = 0;       // tokens of the prompt that the context had no room for
+  std::int64_t answer_tokens = 0;  // generated, or scored
+  double prompt_seconds = 0;       // waiting for other questions included
+  double seconds = 0;              // of the answer, likewise
+  std::int64_t kept = 0;           // most tokens that a pass saw in a layer; 0: not known
+  std::uint64_t kv_bytes = 0;      // most that its cache held; 0: not known
+};
+
+class Subject {
+ public:
+  virtual ~Subject() = default;
+
+  // What was asked, for results: a model and its fingerprint, kernels and threads; or an address.
+  virtual nlohmann::ordered_json identity() const = 0;
+
+  // Gets the answer to question `question` of item `item`. Returns false to stop.
+  using OnAnswer = std::function<bool(std::size_t item, std::size_t question, QuestionAnswer answer)>;
+
+  // Asks all questions of all items. Answers come in the order in which they are complete. A question that cannot be
+  // asked, such as one that is too long, has an answer that says so. `tick` (may be empty) is called between passes and
+  // returns false to stop. Errors: those that leave no other question an answer; kCancelled.
+  virtual Status ask(std::span<const TaskItem> items, const AskOptions& options, const OnAnswer& on_answer,
+                     const std::function<bool()>& tick) = 0;
+};
+
+}  // namespace kvasir

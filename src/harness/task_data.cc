@@ -1,0 +1,105 @@
+#include "harness/task_data.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/hash.h"
+#include "base/status.h"
+#include "tasks/generated/generated_tasks.h"
+#include "tasks/item_file.h"
+
+namespace kvasir {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// What items are made of.
+struct Records {
+  std::vector<Json> examples;
+  std::vector<Json> items;
+};
+
+Result<Records> records_of(const Task& task, const TaskDataOptions& options, const Tokenizer* tokenizer, int shots) {
+  Records records;
+  if (options.file.empty()) {
+    if (!is_generated(task.name) || tokenizer == nullptr)
+      return invalid_argument("the items of '{}' are in its benchmark's file; give that with --data", task.name);
+    const GenerateItems wanted{task.name, options.tokens, options.count, options.seed, options.depths, options.filler};
+    KVASIR_ASSIGN_OR_RETURN(records.items, generate_items(*tokenizer, wanted));
+    return records;
+  }
+  KVASIR_ASSIGN_OR_RETURN(const ItemFile file, ItemFile::open(options.file, task.columns));
+  const auto count = static_cast<std::size_t>(shots);
+  std::size_t first = 0;
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> places, shots_paths(task, options.file));
+  const ItemFile* from = &file;
+  Result<ItemFile> other = Status();
+  if (count > 0 && places.empty()) first = count;
+  if (count > 0 && !places.empty()) {
+    const auto found = std::ranges::find_if(places, [](const std::string& path) {
+      std::error_code ignored;
+      return std::filesystem::exists(path, ignored);
+    });
+    other = ItemFile::open(found == places.end() ? places.front() : *found, task.columns);
+    if (!other.ok())
+      return other.status().with_message(
+          fmt::format("the examples of '{}': {}; --shots 0 asks without them", task.name, other.status().message()));
+    from = &*other;
+  }
+  if (from->size() < count)
+    return invalid_argument("there are {} items for {} examples; give a smaller --shots", from->size(), shots);
+  for (std::size_t i = 0; i < count; ++i) records.examples.push_back(from->item(i));
+  for (std::size_t i = first; i < file.size(); ++i) records.items.push_back(file.item(i));
+  if (records.items.empty()) return invalid_argument("'{}' has no items beside the {} examples", options.file, shots);
+  return records;
+}
+
+std::string fingerprint_of_items(const std::vector<TaskItem>& items) {
+  Hasher hasher;
+  const auto add = [&](std::string_view text) {
+    const std::uint64_t size = text.size();
+    hasher.add(std::as_bytes(std::span(&size, 1)));
+    hasher.add(std::as_bytes(std::span(text)));
+  };
+  for (const TaskItem& item : items) {
+    add(item.context);
+    for (const Question& question : item.questions) {
+      add(question.prompt);
+      add(question.answer_prefix);
+      for (const auto* texts : {&question.references, &question.classes, &question.choices})
+        for (const std::string& text : *texts) add(text);
+      add(fmt::format("{}", question.answer));
+    }
+  }
+  return hasher.digest().hex();
+}
+
+}  // namespace
+
+bool is_generated(std::string_view task) {
+  return std::ranges::any_of(generated_tasks(), [&](const GeneratedTask& each) { return each.name == task; });
+}
+
+Result<TaskData> find_items(const Task& task, const TaskDataOptions& options, const Tokenizer* tokenizer) {
+  const int shots = options.shots >= 0 ? options.shots : task.shots;
+  if (shots > 0 && !task.target.parsed)
+    return invalid_argument("task '{}' has no examples: its definition has no 'target'", task.name);
+  KVASIR_ASSIGN_OR_RETURN(const Records records, records_of(task, options, tokenizer, shots));
+  TaskData data;
+  const std::string name = options.file.empty() ? "" : file_variable(options.file);
+  std::size_t count = records.items.size();
+  if (options.limit > 0) count = std::min(count, static_cast<std::size_t>(options.limit));
+  for (std::size_t i = 0; i < count; ++i) {
+    KVASIR_ASSIGN_OR_RETURN(data.items.emplace_back(), make_item(task, records.items[i], i, records.examples, name));
+  }
+  data.fingerprint = fingerprint_of_items(data.items);
+  data.described = options.file.empty() ? fmt::format("generated, {} tokens, seed {}", options.tokens, options.seed)
+                                        : std::filesystem::path(options.file).filename().string();
+  return data;
+}
+
+}  // namespace kvasir

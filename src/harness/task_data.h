@@ -1,0 +1,42 @@
+// Finds the items of a task: in a benchmark's file, or generated from a seed.
+// Thread-safety: pure functions.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvasir/status.h"
+#include "tasks/task.h"
+#include "text/tokenizer.h"
+
+namespace kvasir {
+
+struct TaskDataOptions {
+  std::string file;        // of the benchmark; empty: the items are generated
+  std::int64_t limit = 0;  // items asked, from the first; 0: all
+  int shots = -1;          // in place of the definition's; -1: those
+  // Of generated items.
+  std::int64_t tokens = 1024;  // of a prompt
+  int count = 64;              // of items; with depths: of items per depth
+  std::uint64_t seed = 1;
+  std::vector<double> depths;
+  std::string_view filler;
+};
+
+struct TaskData {
+  std::vector<TaskItem> items;
+  std::string fingerprint;  // XXH3-128 of all prompts, references and choices
+  std::string described;    // one line: the file, or how the items were generated
+};
+
+// Returns whether the task's items can be generated.
+bool is_generated(std::string_view task);
+
+// `tokenizer`: of generated items; may be null for those of a file. Errors: those of ItemFile::open, make_item and
+// generate_items; kInvalidArgument for a task without a file that cannot be generated, and for a file without items
+// beyond the examples.
+Result<TaskData> find_items(const Task& task, const TaskDataOptions& options, const Tokenizer* tokenizer);
+
+}  // namespace kvasir

@@ -1,0 +1,138 @@
+#include "tasks/item_file.h"
+
+#include <csv.h>
+#include <fmt/core.h>
+
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include "base/mapped_file.h"
+#include "base/ordered_json.h"
+#include "base/status.h"
+#include "tasks/messages.h"
+
+namespace kvasir {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr OrderedJsonLimits kLimits{.levels = 32};
+
+Result<Json> parse(std::string_view text) {
+  ParsedOrderedJson parsed = parse_ordered_json(text, kLimits);
+  if (parsed.end == ParsedOrderedJson::End::kTooDeep)
+    return data_loss("it is nested deeper than {} levels", kLimits.levels);
+  if (parsed.end != ParsedOrderedJson::End::kDone) return data_loss("{}", json_reason(parsed.error));
+  return std::move(parsed.value);
+}
+
+Status read_lines(std::string_view text, std::vector<Json>* items) {
+  std::size_t number = 0;
+  while (!text.empty()) {
+    const std::size_t end = text.find('\n');
+    const std::string_view line = text.substr(0, end);
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+    ++number;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    Result<Json> item = parse(line);
+    if (!item.ok()) return data_loss("line {} is no JSON: {}", number, item.status().message());
+    items->push_back(std::move(*item));
+  }
+  return {};
+}
+
+Status read_json(std::string_view text, std::vector<Json>* items) {
+  KVASIR_ASSIGN_OR_RETURN(Json whole, parse(text));
+  for (const char* field : {"data", "examples"})
+    if (whole.is_object() && whole.contains(field) && whole[field].is_array()) {
+      Json list = std::move(whole[field]);
+      whole = std::move(list);
+    }
+  if (whole.is_object())
+    for (auto& [name, item] : whole.items())
+      if (item.is_object() && !item.contains("id")) item["id"] = name;
+  if (!whole.is_structured()) return data_loss("it is neither a list nor an object");
+  for (Json& item : whole) items->push_back(std::move(item));
+  return {};
+}
+
+constexpr std::size_t kMostColumns = 256;
+
+// Collects the rows of a CSV file as objects.
+struct Rows {
+  std::vector<std::string> columns;
+  std::vector<std::string> row;
+  std::vector<Json> items;
+  std::string wrong;  // what is wrong with the first wrong row
+  std::size_t number = 0;
+
+  static void field(void* bytes, std::size_t size, void* rows) {
+    static_cast<Rows*>(rows)->row.emplace_back(static_cast<const char*>(bytes), size);
+  }
+  static void end(int, void* rows) { static_cast<Rows*>(rows)->end_row(); }
+
+  void end_row() {
+    ++number;
+    std::vector<std::string> fields = std::exchange(row, {});
+    if (columns.empty()) {
+      if (fields.size() > kMostColumns && wrong.empty())
+        wrong = fmt::format("it has {} columns; there may be {}", fields.size(), kMostColumns);
+      columns = std::move(fields);
+      return;
+    }
+    if (!wrong.empty() || (number == 1 && fields == columns)) return;
+    if (fields.size() != columns.size()) {
+      wrong = fmt::format("row {} has {} fields for {} columns", number, fields.size(), columns.size());
+      return;
+    }
+    Json item = Json::object();
+    for (std::size_t i = 0; i < fields.size(); ++i) item[columns[i]] = std::move(fields[i]);
+    items.push_back(std::move(item));
+  }
+};
+
+Status read_csv(std::string_view text, const std::vector<std::string>& columns, std::vector<Json>* items) {
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
+  csv_parser parser{};
+  if (csv_init(&parser, CSV_STRICT | CSV_STRICT_FINI) != 0) return exhausted("there is no memory to read it");
+  const std::unique_ptr<csv_parser, void (*)(csv_parser*)> owner(&parser, csv_free);
+  // Spaces are part of a field.
+  csv_set_space_func(&parser, [](unsigned char) { return 0; });
+  Rows rows;
+  rows.columns = columns;
+  const bool whole = csv_parse(&parser, text.data(), text.size(), Rows::field, Rows::end, &rows) == text.size() &&
+                     csv_fini(&parser, Rows::field, Rows::end, &rows) == 0;
+  if (!whole) return data_loss("after row {}: {}", rows.number, csv_strerror(csv_error(&parser)));
+  if (!rows.wrong.empty()) return data_loss("{}", rows.wrong);
+  *items = std::move(rows.items);
+  return {};
+}
+
+}  // namespace
+
+Result<ItemFile> ItemFile::open(const std::string& path, const std::vector<std::string>& columns) {
+  KVASIR_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(path));
+  return parse({reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()}, path, columns);
+}
+
+Result<ItemFile> ItemFile::parse(std::string_view text, const std::string& name,
+                                 const std::vector<std::string>& columns) {
+  ItemFile items;
+  Status status;
+  if (name.ends_with(".jsonl")) {
+    status = read_lines(text, &items.items_);
+  } else if (name.ends_with(".json")) {
+    status = read_json(text, &items.items_);
+  } else if (name.ends_with(".csv")) {
+    status = read_csv(text, columns, &items.items_);
+  } else {
+    status = invalid_argument("the name must end in .jsonl, .json or .csv");
+  }
+  if (status.ok() && items.items_.empty()) status = invalid_argument("there are no items in it");
+  if (!status.ok()) return status.with_message(one_line(fmt::format("'{}': {}", name, status.message())));
+  return items;
+}
+
+}  // namespace kvasir

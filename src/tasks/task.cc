@@ -1,0 +1,487 @@
+#include "tasks/task.h"
+
+#include <fmt/core.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <initializer_list>
+#include <utility>
+
+#include "base/ordered_json.h"
+#include "base/status.h"
+#include "jinja/json_value.h"
+#include "tasks/definitions.h"
+#include "tasks/messages.h"
+#include "tasks/metrics/metric.h"
+#include "tasks/metrics/preparation.h"
+
+namespace kvasir {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kMostShots = 64;
+constexpr std::size_t kMostFields = 256;  // of an item
+constexpr std::size_t kMostChoices = 26;
+constexpr std::size_t kMostReferences = 64;  // templates
+constexpr std::size_t kMostPlaces = 8;       // of the examples' file
+constexpr std::size_t kMostTurns = 65536;
+constexpr std::int64_t kMostAnswerTokens = 1 << 20;
+
+// Reads the fields of a definition; remembers those that it read, so that a misspelt one is found.
+class Definition {
+ public:
+  explicit Definition(const Json* json) : json_(*json) {}
+
+  const Json* find(const char* field) {
+    read_.emplace_back(field);
+    const auto found = json_.find(field);
+    return found == json_.end() ? nullptr : &*found;
+  }
+
+  Status text(const char* field, std::string* to) {
+    const Json* value = find(field);
+    if (value == nullptr) return {};
+    if (!value->is_string()) return wrong(field, "a text");
+    *to = value->get<std::string>();
+    return {};
+  }
+
+  Status texts(const char* field, std::vector<std::string>* to) {
+    const Json* value = find(field);
+    if (value == nullptr) return {};
+    if (!value->is_array() || !std::ranges::all_of(*value, [](const Json& each) { return each.is_string(); }))
+      return wrong(field, "a list of texts");
+    *to = value->get<std::vector<std::string>>();
+    return {};
+  }
+
+  Status parse(const char* field, TaskTemplate* to) {
+    std::string source;
+    KVASIR_RETURN_IF_ERROR(text(field, &source));
+    if (json_.contains(field)) return parse_source(field, source, to);
+    return {};
+  }
+
+  // Reads a text or a list of texts, each a template.
+  Status parse_each(const char* field, std::size_t most, std::vector<TaskTemplate>* to) {
+    const Json* value = find(field);
+    if (value == nullptr) return {};
+    std::vector<std::string> sources;
+    if (value->is_string()) {
+      sources.push_back(value->get<std::string>());
+    } else {
+      KVASIR_RETURN_IF_ERROR(texts(field, &sources));
+    }
+    if (sources.size() > most)
+      return invalid_argument("'{}' has {} templates; there may be {}", field, sources.size(), most);
+    for (const std::string& source : sources) KVASIR_RETURN_IF_ERROR(parse_source(field, source, &to->emplace_back()));
+    return {};
+  }
+
+  static Status parse_source(const char* field, const std::string& source, TaskTemplate* to) {
+    // Jinja drops one newline at the end, which a prompt needs.
+    Result<jinja::Template> parsed = jinja::parse(source.ends_with('\n') ? source + '\n' : source);
+    if (!parsed.ok()) return invalid_argument("'{}' is no template: {}", field, parsed.status().message());
+    *to = {source, std::move(*parsed)};
+    return {};
+  }
+
+  template <class Number>
+  Status number(const char* field, std::int64_t most, Number* to) {
+    const Json* value = find(field);
+    if (value == nullptr) return {};
+    const bool fits = value->is_number_unsigned() && value->get<std::uint64_t>() <= static_cast<std::uint64_t>(most);
+    if (!fits) return wrong(field, fmt::format("a whole number up to {}", most));
+    *to = value->get<Number>();
+    return {};
+  }
+
+  Status refuse_others() const {
+    for (const auto& [field, value] : json_.items())
+      if (std::ranges::find(read_, field) == read_.end())
+        return invalid_argument("there is no field '{}'; there are {}", field.substr(0, 64), fmt::join(read_, ", "));
+    return {};
+  }
+
+  static Status wrong(std::string_view field, std::string_view what) {
+    return invalid_argument("'{}' must be {}", field, what);
+  }
+
+ private:
+  const Json& json_;
+  std::vector<std::string> read_;
+};
+
+template <class Kind>
+Status read_kind(Definition& fields, const char* field, std::initializer_list<std::pair<std::string_view, Kind>> kinds,
+                 Kind* to) {
+  std::string typed;
+  KVASIR_RETURN_IF_ERROR(fields.text(field, &typed));
+  std::string names;
+  for (const auto& [name, kind] : kinds) {
+    if (name == typed) *to = kind;
+    if (name == typed || typed.empty()) return {};
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", name);
+  }
+  return invalid_argument("'{}' is '{}'; there are {}", field, typed.substr(0, 64), names);
+}
+
+Status read_choices(Definition& fields, Task* task) {
+  const Json* value = fields.find("choices");
+  if (value == nullptr) return {};
+  if (value->is_string()) {
+    task->choices_field = value->get<std::string>();
+    return {};
+  }
+  std::vector<std::string> sources;
+  KVASIR_RETURN_IF_ERROR(fields.texts("choices", &sources));
+  if (sources.size() < 2 || sources.size() > kMostChoices)
+    return invalid_argument("'choices' has {} templates; there may be 2 to {}", sources.size(), kMostChoices);
+  for (const std::string& source : sources)
+    KVASIR_RETURN_IF_ERROR(Definition::parse_source("choices", source, &task->choices.emplace_back()));
+  return {};
+}
+
+Status read_references(Definition& fields, Task* task) {
+  const Json* value = fields.find("references");
+  if (value == nullptr) return {};
+  if (!value->is_string() && !value->is_array())
+    return Definition::wrong("references", "the name of a field or a list of templates");
+  if (value->is_array()) return fields.parse_each("references", kMostReferences, &task->references);
+  task->references_field = value->get<std::string>();
+  return {};
+}
+
+Status read_turns(Definition& fields, Task* task) {
+  const Json* value = fields.find("turns");
+  if (value == nullptr) return {};
+  if (value->is_string()) {
+    task->turns_field = value->get<std::string>();
+    return {};
+  }
+  if (!value->is_object() || value->empty() ||
+      !std::ranges::all_of(*value, [](const Json& each) { return each.is_string(); }))
+    return Definition::wrong("turns", "the name of a field, or an object of names of fields");
+  for (const auto& [name, list] : value->items()) task->turns_lists.emplace_back(name, list.get<std::string>());
+  return {};
+}
+
+Status check_steps(const char* field, const std::vector<std::string>& steps) {
+  for (const std::string& name : steps)
+    if (find_preparation(name) == nullptr)
+      return invalid_argument("'{}': there is no step '{}'; there are {}", field, name.substr(0, 64),
+                              fmt::join(preparation_names(), ", "));
+  return {};
+}
+
+// Checks that the fields fit together.
+Status check(const Task& task) {
+  if (!task.prompt.parsed) return invalid_argument("'prompt' is missing");
+  if (task.request == TaskRequest::kGenerate) {
+    if (task.references_field.empty() && task.references.empty())
+      return invalid_argument("'references' is missing: the field with right answers");
+    if (task.metrics.empty())
+      return invalid_argument("'metrics' is missing; there are {}", fmt::join(metric_names(), ", "));
+    for (const std::string& name : task.metrics)
+      if (find_metric(name) == nullptr)
+        return invalid_argument("'metrics': there is no metric '{}'; there are {}", name.substr(0, 64),
+                                fmt::join(metric_names(), ", "));
+    KVASIR_RETURN_IF_ERROR(check_steps("prepare", task.prepare));
+    KVASIR_RETURN_IF_ERROR(check_steps("prepare_references", task.prepare_references));
+    if (task.max_tokens < 1) return invalid_argument("'max_tokens' must be at least 1");
+  } else if (!task.metrics.empty() || !task.stop.empty()) {
+    return invalid_argument("'metrics' and 'stop' are for tasks whose 'request' is 'generate'");
+  }
+  if (task.request == TaskRequest::kChoices) {
+    if (task.choices.empty() && task.choices_field.empty()) return invalid_argument("'choices' is missing");
+    if (!task.answer.parsed) return invalid_argument("'answer' is missing: the number or letter of the right choice");
+  }
+  if (task.shots > 0 && !task.target.parsed) return invalid_argument("'target' is missing: the answer of an example");
+  return {};
+}
+
+std::string shown(const Json& value) {
+  return value.is_string() ? value.get<std::string>() : value.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+// Renders the templates of one item.
+class Item {
+ public:
+  // `outer`: variables where `record` has none of their name.
+  Item(const Json& record, std::size_t index, jinja::Variables outer) : variables_(std::move(outer)) {
+    for (const auto& [name, value] : record.items())
+      set(name, jinja::parse_json(value.dump(-1, ' ', false, Json::error_handler_t::replace)).value_or(jinja::Value()));
+    set("index", jinja::Value::integer(static_cast<std::int64_t>(index)));
+  }
+
+  Result<std::string> render(const TaskTemplate& text, const char* field) const {
+    if (!text.parsed) return std::string();
+    Result<jinja::Text> rendered = jinja::render(*text.parsed, variables_, 0);
+    if (!rendered.ok()) return invalid_argument("'{}': {}", field, rendered.status().message());
+    return rendered->bytes();
+  }
+
+  const jinja::Variables& variables() const { return variables_; }
+
+ private:
+  void set(const std::string& name, jinja::Value value) {
+    const auto same = std::ranges::find(variables_, name, &std::pair<std::string, jinja::Value>::first);
+    if (same == variables_.end()) {
+      variables_.emplace_back(name, std::move(value));
+    } else {
+      same->second = std::move(value);
+    }
+  }
+
+  jinja::Variables variables_;
+};
+
+jinja::Variables file_variables(std::string_view file) {
+  return {{"file", jinja::Value::string(file)}};
+}
+
+// Returns the field's texts: one, or a list of them. `outer`: has it where `record` does not.
+Result<std::vector<std::string>> texts_of(const Json& record, const Json& outer, const std::string& field) {
+  std::vector<std::string> texts;
+  if (field.empty()) return texts;
+  const Json* value = record.contains(field) ? &record[field] : outer.contains(field) ? &outer[field] : nullptr;
+  if (value == nullptr) return invalid_argument("the field '{}' is missing", field);
+  if (!value->is_array()) return std::vector{shown(*value)};
+  for (const Json& each : *value) texts.push_back(shown(each));
+  return texts;
+}
+
+// Reads "2", "C" or the choice's own text.
+Result<std::size_t> number_of_choice(const std::string& answer, const std::vector<std::string>& choices) {
+  std::string_view text = answer;
+  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
+  while (!text.empty() && (text.back() == ' ' || text.back() == '\n')) text.remove_suffix(1);
+  if (text.size() == 1 && text.front() >= '0' && text.front() <= '9' &&
+      static_cast<std::size_t>(text.front() - '0') < choices.size())
+    return static_cast<std::size_t>(text.front() - '0');
+  if (text.size() == 1 && text.front() >= 'A' && static_cast<std::size_t>(text.front() - 'A') < choices.size())
+    return static_cast<std::size_t>(text.front() - 'A');
+  for (std::size_t i = 0; i < choices.size(); ++i)
+    if (choices[i] == answer) return i;
+  return invalid_argument("the answer '{}' is none of the {} choices", text.substr(0, 64), choices.size());
+}
+
+Result<Question> make_question(const Task& task, const Item& item, const Json& record, const Json& outer) {
+  Question question;
+  KVASIR_ASSIGN_OR_RETURN(question.prompt, item.render(task.prompt, "prompt"));
+  KVASIR_ASSIGN_OR_RETURN(question.answer_prefix, item.render(task.answer_prefix, "answer_prefix"));
+  if (task.request == TaskRequest::kGenerate) {
+    KVASIR_ASSIGN_OR_RETURN(question.references, texts_of(record, outer, task.references_field));
+    for (const TaskTemplate& reference : task.references) {
+      KVASIR_ASSIGN_OR_RETURN(question.references.emplace_back(), item.render(reference, "references"));
+      if (question.references.back().empty())
+        return invalid_argument("'references': template {} writes nothing", question.references.size());
+    }
+    for (const std::string& step : task.prepare_references)
+      for (std::string& reference : question.references) reference = find_preparation(step)->apply(reference);
+    if (!task.classes_field.empty()) {
+      KVASIR_ASSIGN_OR_RETURN(question.classes, texts_of(record, outer, task.classes_field));
+    }
+    if (!question.references.empty()) question.golden = question.references.front();
+  }
+  if (task.request != TaskRequest::kChoices) return question;
+  for (const TaskTemplate& choice : task.choices) {
+    KVASIR_ASSIGN_OR_RETURN(question.choices.emplace_back(), item.render(choice, "choices"));
+  }
+  if (!task.choices_field.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(question.choices, texts_of(record, outer, task.choices_field));
+  }
+  if (question.choices.size() < 2 || question.choices.size() > kMostChoices)
+    return invalid_argument("it has {} choices; there may be 2 to {}", question.choices.size(), kMostChoices);
+  KVASIR_ASSIGN_OR_RETURN(const std::string answer, item.render(task.answer, "answer"));
+  KVASIR_ASSIGN_OR_RETURN(question.answer, number_of_choice(answer, question.choices));
+  question.golden = question.choices[question.answer];
+  return question;
+}
+
+Status check_record(const Task& task, const Json& record) {
+  if (!record.is_object()) return invalid_argument("it is no object");
+  if (record.size() > kMostFields)
+    return invalid_argument("it has {} fields; there may be {}", record.size(), kMostFields);
+  for (const std::string& field : task.fields)
+    if (!record.contains(field)) return invalid_argument("the field '{}' is missing", field);
+  return {};
+}
+
+// Returns a solved example: context, question and answer.
+Result<std::string> make_example(const Task& task, const Json& record, std::size_t index, std::string_view file) {
+  KVASIR_RETURN_IF_ERROR(check_record(task, record));
+  const Item item(record, index, file_variables(file));
+  // A row of names, read as an example, would go unseen.
+  if (task.request == TaskRequest::kChoices) KVASIR_RETURN_IF_ERROR(make_question(task, item, record, record).status());
+  std::string text;
+  for (const auto& [part, field] :
+       {std::pair(&task.context, "context"), std::pair(&task.prompt, "prompt"),
+        std::pair(&task.answer_prefix, "answer_prefix"), std::pair(&task.target, "target")}) {
+    KVASIR_ASSIGN_OR_RETURN(const std::string rendered, item.render(*part, field));
+    text += rendered;
+  }
+  return text + task.separator;
+}
+
+std::string id_of(const Json& record, std::size_t index) {
+  for (const char* field : {"_id", "id"})
+    if (record.contains(field)) return shown(record[field]);
+  return fmt::format("{}", index);
+}
+
+// Returns the questions of an item as objects.
+Result<std::vector<Json>> turns_of(const Task& task, const Json& record) {
+  std::vector<Json> turns;
+  const auto list_of = [&](const std::string& field) -> const Json* {
+    const auto found = record.find(field);
+    return found != record.end() && found->is_array() && !found->empty() && found->size() <= kMostTurns ? &*found
+                                                                                                        : nullptr;
+  };
+  if (!task.turns_field.empty()) {
+    const Json* list = list_of(task.turns_field);
+    if (list == nullptr)
+      return invalid_argument("the field '{}' must be a list of 1 to {} questions", task.turns_field, kMostTurns);
+    for (const Json& turn : *list) {
+      if (!turn.is_object() || turn.size() > kMostFields)
+        return invalid_argument("question {} of '{}' must be an object of up to {} fields", turns.size(),
+                                task.turns_field, kMostFields);
+      turns.push_back(turn);
+    }
+    return turns;
+  }
+  for (const auto& [name, field] : task.turns_lists) {
+    const Json* list = list_of(field);
+    if (list == nullptr) return invalid_argument("the field '{}' must be a list of 1 to {} values", field, kMostTurns);
+    if (turns.empty()) turns.resize(list->size(), Json::object());
+    if (turns.size() != list->size())
+      return invalid_argument("the field '{}' has {} values, and '{}' has {}", field, list->size(),
+                              task.turns_lists.front().second, turns.size());
+    for (std::size_t i = 0; i < turns.size(); ++i) turns[i][name] = (*list)[i];
+  }
+  return turns;
+}
+
+Result<TaskItem> make(const Task& task, const Json& record, std::size_t index, const std::vector<Json>& shots,
+                      std::string_view file) {
+  KVASIR_RETURN_IF_ERROR(check_record(task, record));
+  const Item item(record, index, file_variables(file));
+  TaskItem made;
+  made.id = id_of(record, index);
+  KVASIR_ASSIGN_OR_RETURN(made.group, item.render(task.group, "group"));
+  KVASIR_ASSIGN_OR_RETURN(made.context, item.render(task.description, "description"));
+  for (std::size_t i = 0; i < shots.size(); ++i) {
+    const Result<std::string> example = make_example(task, shots[i], i, file);
+    if (!example.ok()) return invalid_argument("example {}: {}", i, example.status().message());
+    made.context += *example;
+  }
+  KVASIR_ASSIGN_OR_RETURN(const std::string context, item.render(task.context, "context"));
+  made.context += context;
+  if (task.turns_field.empty() && task.turns_lists.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(made.questions.emplace_back(), make_question(task, item, record, record));
+    return made;
+  }
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<Json> turns, turns_of(task, record));
+  for (const Json& turn : turns) {
+    const Item question(turn, index, item.variables());
+    KVASIR_ASSIGN_OR_RETURN(made.questions.emplace_back(), make_question(task, question, turn, record));
+  }
+  return made;
+}
+
+Result<Task> read(std::string_view definition) {
+  const ParsedOrderedJson parsed = parse_ordered_json(definition, {.levels = 8, .keys = kMostFields});
+  const Json& json = parsed.value;
+  if (parsed.end != ParsedOrderedJson::End::kDone || !json.is_object())
+    return invalid_argument("a task's definition must be a JSON object{}{}", parsed.error.empty() ? "" : ": ",
+                            json_reason(parsed.error));
+  Definition fields(&json);
+  Task task;
+  KVASIR_RETURN_IF_ERROR(fields.text("name", &task.name));
+  KVASIR_RETURN_IF_ERROR(fields.text("title", &task.title));
+  KVASIR_RETURN_IF_ERROR(fields.text("source", &task.source));
+  KVASIR_RETURN_IF_ERROR(read_kind<TaskRequest>(
+      fields, "request",
+      {{"generate", TaskRequest::kGenerate}, {"choices", TaskRequest::kChoices}, {"rolling", TaskRequest::kRolling}},
+      &task.request));
+  KVASIR_RETURN_IF_ERROR(fields.texts("fields", &task.fields));
+  KVASIR_RETURN_IF_ERROR(fields.parse("context", &task.context));
+  KVASIR_RETURN_IF_ERROR(fields.parse("prompt", &task.prompt));
+  KVASIR_RETURN_IF_ERROR(fields.parse("answer_prefix", &task.answer_prefix));
+  KVASIR_RETURN_IF_ERROR(read_turns(fields, &task));
+  KVASIR_RETURN_IF_ERROR(fields.texts("columns", &task.columns));
+  KVASIR_RETURN_IF_ERROR(read_references(fields, &task));
+  KVASIR_RETURN_IF_ERROR(fields.texts("prepare_references", &task.prepare_references));
+  KVASIR_RETURN_IF_ERROR(fields.text("classes", &task.classes_field));
+  KVASIR_RETURN_IF_ERROR(fields.texts("metrics", &task.metrics));
+  KVASIR_RETURN_IF_ERROR(fields.texts("prepare", &task.prepare));
+  KVASIR_RETURN_IF_ERROR(fields.texts("stop", &task.stop));
+  KVASIR_RETURN_IF_ERROR(fields.number("max_tokens", kMostAnswerTokens, &task.max_tokens));
+  KVASIR_RETURN_IF_ERROR(read_choices(fields, &task));
+  KVASIR_RETURN_IF_ERROR(fields.parse("answer", &task.answer));
+  KVASIR_RETURN_IF_ERROR(fields.number("shots", kMostShots, &task.shots));
+  KVASIR_RETURN_IF_ERROR(fields.parse_each("shots_from", kMostPlaces, &task.shots_from));
+  KVASIR_RETURN_IF_ERROR(fields.parse("target", &task.target));
+  KVASIR_RETURN_IF_ERROR(fields.parse("description", &task.description));
+  KVASIR_RETURN_IF_ERROR(fields.text("separator", &task.separator));
+  KVASIR_RETURN_IF_ERROR(fields.parse("group", &task.group));
+  KVASIR_RETURN_IF_ERROR(read_kind<Truncation>(
+      fields, "truncation",
+      {{"middle", Truncation::kMiddle}, {"start", Truncation::kStart}, {"refuse", Truncation::kRefuse}},
+      &task.truncation));
+  KVASIR_RETURN_IF_ERROR(fields.refuse_others());
+  KVASIR_RETURN_IF_ERROR(check(task));
+  return task;
+}
+
+}  // namespace
+
+Result<Task> parse_task(std::string_view definition) {
+  Result<Task> task = read(definition);
+  if (task.ok()) return task;
+  return one_line(task.status());
+}
+
+std::vector<std::string_view> task_names() {
+  std::vector<std::string_view> names;
+  for (const TaskDefinition& each : task_definitions()) names.push_back(each.name);
+  return names;
+}
+
+Result<Task> built_in_task(std::string_view name) {
+  for (const TaskDefinition& each : task_definitions()) {
+    if (each.name != name) continue;
+    KVASIR_ASSIGN_OR_RETURN(Task task, parse_task(each.text));
+    task.name = name;
+    return task;
+  }
+  return one_line(make_status(StatusCode::kNotFound, "there is no task '{}'; there are {}", name.substr(0, 64),
+                              fmt::join(task_names(), ", ")));
+}
+
+std::string file_variable(const std::string& path) {
+  return std::filesystem::path(path).stem().string();
+}
+
+Result<std::vector<std::string>> shots_paths(const Task& task, const std::string& data) {
+  const Item item(Json::object(), 0, file_variables(file_variable(data)));
+  std::vector<std::string> paths;
+  for (const TaskTemplate& place : task.shots_from) {
+    const Result<std::string> path = item.render(place, "shots_from");
+    if (!path.ok()) return one_line(path.status());
+    if (path->empty()) return invalid_argument("'shots_from' writes nothing");
+    paths.push_back((std::filesystem::path(data).parent_path() / *path).lexically_normal().string());
+  }
+  return paths;
+}
+
+Result<TaskItem> make_item(const Task& task, const Json& record, std::size_t index, const std::vector<Json>& shots,
+                           std::string_view file) {
+  Result<TaskItem> item = make(task, record, index, shots, file);
+  if (item.ok()) return item;
+  return item.status().with_message(one_line(fmt::format("item {}: {}", index, item.status().message())));
+}
+
+}  // namespace kvasir

@@ -1,0 +1,246 @@
+// What an engine answers to tasks, against sequences that are run one by one.
+#include "harness/engine_subject.h"
+
+#include <gtest/gtest.h>
+
+#include "eval/scoring.h"
+#include "harness/prompt_tokens.h"
+#include "harness/task_run.h"
+#include "support/engine_fixture.h"
+#include "support/shared_data.h"
+
+namespace kvasir::test {
+namespace {
+
+constexpr int kItems = 5;
+
+std::string model_file() {
+  return source_dir() + "/tests/data/kvasir-mini-3m-q8_0.gguf";
+}
+
+Task task_of(const char* definition) {
+  auto task = parse_task(definition);
+  EXPECT_TRUE(task.ok()) << task.status().message();
+  return *task;
+}
+
+const char* const kChoices = R"({"request": "choices", "context": "{{ story }}\n", "prompt": "So {{ who }} was ",
+                                 "choices": "c", "answer": "{{ a }}"})";
+const char* const kGenerate = R"({"request": "generate", "context": "{{ story }}\n", "prompt": "So {{ who }}",
+                                  "references": "a", "metrics": ["exact_match"], "max_tokens": 9, "stop": ["\n\n"]})";
+const char* const kRolling = R"({"request": "rolling", "prompt": "{{ story }}"})";
+
+std::vector<TaskItem> items_of(const Task& task, bool turns = false) {
+  std::vector<TaskItem> items;
+  for (int i = 0; i < kItems; ++i) {
+    std::string story = "Once upon a time there was a fox who lived near a river. ";
+    for (int s = 0; s < 6 + 5 * i; ++s) story += "Day " + std::to_string(s * i) + " was as long as the others. ";
+    nlohmann::ordered_json record{{"story", story},
+                                  {"who", i % 2 == 0 ? "the fox" : "nobody"},
+                                  {"a", i % 3},
+                                  {"c", {"happy", "very old and tired", "here"}}};
+    if (turns) record["questions"] = {{{"who", "the fox"}}, {{"who", "the river"}}, {{"who", "the day"}}};
+    auto item = make_item(task, record, static_cast<std::size_t>(i), {});
+    EXPECT_TRUE(item.ok()) << item.status().message();
+    items.push_back(std::move(*item));
+  }
+  return items;
+}
+
+class HarnessEngine : public testing::TestWithParam<const char*> {
+ protected:
+  HarnessEngine() {
+    EngineOptions options;
+    options.model = model_file();
+    options.threads = 1;
+    options.kv_memory = std::uint64_t{1} << 26;
+    auto opened = Engine::open(options);
+    EXPECT_TRUE(opened.ok()) << opened.status().message();
+    engine_ = std::move(*opened);
+    model_ = load(model_file(), {.threads = 1});
+    subject_ = make_engine_subject(engine_.get(), {});
+  }
+
+  std::vector<QuestionResult> ask(const Task& task, const std::vector<TaskItem>& items, Reading reading,
+                                  int parallel = 4) {
+    TaskRun run{.task = &task, .items = items};
+    run.ask.policy = GetParam();
+    run.ask.reading = reading;
+    run.ask.parallel = parallel;
+    auto results = run_task(*subject_, run);
+    EXPECT_TRUE(results.ok()) << results.status().message();
+    for (const QuestionResult& result : *results) EXPECT_EQ(result.error, "");
+    return *results;
+  }
+
+  QuestionTokens tokens_of(const Task& task, const TaskItem& item, std::size_t question, Reading reading) {
+    AskOptions options;
+    options.request = task.request;
+    options.reading = reading;
+    auto tokens = question_tokens(engine_->text(), item, question, options, engine_->model().context);
+    EXPECT_TRUE(tokens.ok()) << tokens.status().message();
+    return *tokens;
+  }
+
+  static double sum(const std::vector<TokenScore>& scores) {
+    double total = 0;
+    for (const TokenScore& score : scores) total += score.logprob;
+    return total;
+  }
+
+  // Reads tokens into the session as a request does.
+  void read(const std::shared_ptr<Session>& session, const Tokens& tokens) {
+    RequestOptions request;
+    request.session = session;
+    request.tokens = tokens;
+    request.generate.max_tokens = 0;
+    ASSERT_TRUE(engine_->submit(request).ok());
+    while (engine_->unfinished() > 0) ASSERT_TRUE(engine_->poll().ok());
+  }
+
+  std::unique_ptr<Engine> engine_;
+  std::shared_ptr<LoadedModel> model_;
+  std::unique_ptr<Subject> subject_;
+};
+
+TEST_P(HarnessEngine, ScoresChoicesAsSequencesDo) {
+  const Task task = task_of(kChoices);
+  const std::vector<TaskItem> items = items_of(task);
+  const std::vector<QuestionResult> results = ask(task, items, Reading::kTogether);
+  ASSERT_EQ(results.size(), items.size());
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const QuestionTokens tokens = tokens_of(task, items[i], 0, Reading::kTogether);
+    ASSERT_EQ(results[i].answer.scores.size(), 3U);
+    for (std::size_t c = 0; c < 3; ++c) {
+      const auto runner = new_runner(model_, GetParam());
+      const auto expected = score_answer(*runner, tokens.prompt, tokens.texts[c], 256, {});
+      ASSERT_TRUE(expected.ok()) << expected.status().message();
+      EXPECT_DOUBLE_EQ(results[i].answer.scores[c].log_likelihood, sum(*expected)) << i << ' ' << c;
+      EXPECT_EQ(results[i].answer.scores[c].tokens, std::ssize(tokens.texts[c]));
+      EXPECT_EQ(results[i].answer.scores[c].greedy,
+                std::ranges::all_of(*expected, [](const TokenScore& score) { return score.likeliest; }));
+    }
+  }
+}
+
+TEST_P(HarnessEngine, GeneratesWhatASessionGenerates) {
+  const Task task = task_of(kGenerate);
+  const std::vector<TaskItem> items = items_of(task);
+  const std::vector<QuestionResult> results = ask(task, items, Reading::kTogether);
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    auto session = engine_->new_session({.policy = GetParam()});
+    ASSERT_TRUE(session.ok());
+    ASSERT_TRUE((*session)->read(items[i].context + items[i].questions[0].prompt).ok());
+    GenerateOptions options;
+    options.max_tokens = 9;
+    options.stop = {"\n\n"};
+    options.sampling.temperature = 0;
+    const auto expected = (*session)->generate(options, {});
+    ASSERT_TRUE(expected.ok());
+    EXPECT_EQ(results[i].answer.text, expected->text);
+    EXPECT_EQ(results[i].answer.kept, expected->kv.kept_max);
+  }
+}
+
+TEST_P(HarnessEngine, ReadsAContextBeforeItsQuestions) {
+  const Task task = task_of(kGenerate);
+  const Task turns = task_of(R"({"request": "generate", "context": "{{ story }}\n", "prompt": "So {{ who }}",
+      "turns": "questions", "references": "a", "metrics": ["exact_match"], "max_tokens": 9})");
+  const std::vector<TaskItem> items = items_of(turns, true);
+  for (const Reading reading : {Reading::kContextFirst, Reading::kConversation}) {
+    const std::vector<QuestionResult> results = ask(turns, items, reading);
+    ASSERT_EQ(results.size(), items.size() * 3);
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      auto made = engine_->new_session({.policy = GetParam()});
+      ASSERT_TRUE(made.ok());
+      const std::shared_ptr<Session> session = std::move(*made);
+      read(session, tokens_of(turns, items[i], 0, reading).context);
+      for (std::size_t q = 0; q < 3; ++q) {
+        const QuestionTokens tokens = tokens_of(turns, items[i], q, reading);
+        auto fork = session->fork();
+        ASSERT_TRUE(fork.ok());
+        const std::shared_ptr<Session> asked = std::move(*fork);
+        read(asked, tokens.prompt);
+        GenerateOptions options;
+        options.max_tokens = 9;
+        options.sampling.temperature = 0;
+        const auto expected = asked->generate(options, {});
+        ASSERT_TRUE(expected.ok());
+        EXPECT_EQ(results[i * 3 + q].answer.text, expected->text) << reading_name(reading) << ' ' << i << ' ' << q;
+        if (reading != Reading::kConversation) continue;
+        Tokens golden = tokens.prompt;
+        golden.insert(golden.end(), tokens.golden.begin(), tokens.golden.end());
+        read(session, golden);
+      }
+    }
+  }
+}
+
+TEST_P(HarnessEngine, ScoresWholeTexts) {
+  const Task task = task_of(kRolling);
+  const std::vector<TaskItem> items = items_of(task);
+  const std::vector<QuestionResult> results = ask(task, items, Reading::kTogether);
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const auto tokens = engine_->text().encode(items[i].questions[0].prompt, true);
+    ASSERT_TRUE(tokens.ok());
+    const auto runner = new_runner(model_, GetParam());
+    const auto expected = score_text(*runner, *tokens, 256, {});
+    ASSERT_TRUE(expected.ok());
+    EXPECT_DOUBLE_EQ(results[i].answer.scores[0].log_likelihood, sum(*expected));
+    EXPECT_EQ(results[i].answer.scores[0].tokens, std::ssize(*tokens) - 1);
+    EXPECT_GT(results[i].scores.size() + results[i].words, 0U);
+  }
+}
+
+// However many items are under way at a time.
+TEST_P(HarnessEngine, BitsDoNotDependOnWhatRunsBeside) {
+  const Task task = task_of(kChoices);
+  const std::vector<TaskItem> items = items_of(task);
+  for (const Reading reading : {Reading::kTogether, Reading::kContextFirst}) {
+    const auto json = to_json(summarize(task, ask(task, items, reading, 1)))["metrics"];
+    const std::vector<QuestionResult> alone = ask(task, items, reading, 1), together = ask(task, items, reading, 5);
+    EXPECT_EQ(to_json(summarize(task, together))["metrics"], json);
+    for (std::size_t i = 0; i < alone.size(); ++i)
+      for (std::size_t c = 0; c < 3; ++c)
+        EXPECT_EQ(alone[i].answer.scores[c].log_likelihood, together[i].answer.scores[c].log_likelihood);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, HarnessEngine, testing::Values("full", "streaming:cap=96", "snapkv:budget=64,recent=16"));
+
+// A prompt that is too long is shortened in the middle, or refused; other questions are answered.
+TEST(HarnessPrompts, ThatAreTooLong) {
+  EngineOptions options;
+  options.model = model_file();
+  options.threads = 1;
+  options.kv_memory = std::uint64_t{1} << 26;
+  auto engine = Engine::open(options);
+  ASSERT_TRUE(engine.ok());
+  const Task task = task_of(kGenerate);
+  const std::vector<TaskItem> items = items_of(task);
+  AskOptions ask;
+  ask.max_tokens = 9;
+  const auto whole = question_tokens((*engine)->text(), items.back(), 0, ask, 10000);
+  ASSERT_TRUE(whole.ok());
+  EXPECT_EQ(whole->left_out, 0);
+  const auto size = static_cast<std::int64_t>(whole->prompt.size());
+  const auto middle = question_tokens((*engine)->text(), items.back(), 0, ask, size - 20 + 9);
+  ASSERT_TRUE(middle.ok());
+  EXPECT_EQ(middle->left_out, 20);
+  const std::ptrdiff_t half = (size - 20) / 2;
+  Tokens expected(whole->prompt.begin(), whole->prompt.begin() + half);
+  expected.insert(expected.end(), whole->prompt.begin() + half + 20, whole->prompt.end());
+  EXPECT_EQ(middle->prompt, expected);
+  ask.truncation = Truncation::kStart;
+  const auto start = question_tokens((*engine)->text(), items.back(), 0, ask, size - 20 + 9);
+  ASSERT_TRUE(start.ok());
+  EXPECT_EQ(start->prompt.front(), whole->prompt.front());
+  EXPECT_EQ(Tokens(start->prompt.begin() + 1, start->prompt.end()),
+            Tokens(whole->prompt.begin() + 21, whole->prompt.end()));
+  ask.truncation = Truncation::kRefuse;
+  const auto refused = question_tokens((*engine)->text(), items.back(), 0, ask, size - 20 + 9);
+  EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace kvasir::test

@@ -1,0 +1,199 @@
+// Definitions and items that are wrong, and what a right definition may say.
+#include "tasks/task.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "task_data.h"
+
+namespace kvasir {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Returns a definition with all that it needs, with `fields` (members of an object) besides.
+std::string with(const std::string& fields) {
+  Json definition = Json::parse(R"({"prompt": "{{q}}", "references": "a", "metrics": ["exact_match"]})");
+  definition.update(Json::parse("{" + fields + "}"));
+  return definition.dump();
+}
+
+Task task_with(const std::string& fields) {
+  Result<Task> task = parse_task(with(fields));
+  EXPECT_TRUE(task.ok()) << task.status().message();
+  return task.ok() ? std::move(*task) : Task();
+}
+
+Result<TaskItem> item_of(const Task& task, const std::string& record) {
+  return make_item(task, Json::parse(record), 7, {});
+}
+
+TEST(Task, WrongDefinitionsNameTheField) {
+  const std::vector<std::pair<std::string, std::string>> wrong{
+      {"", "JSON object"},
+      {"{", "JSON object"},
+      {"[]", "JSON object"},
+      {"{\"a\": \"\xff\"}", "JSON object"},
+      {std::string(100000, '['), "JSON object"},
+      {R"({"references": "a", "metrics": ["exact_match"]})", "'prompt'"},
+      {R"({"prompt": "x", "metrics": ["exact_match"]})", "'references'"},
+      {R"({"prompt": "x", "references": "a"})", "'metrics'"},
+      {with(R"("promt": "x")"), "'promt'"},
+      {with(R"("prompt": 1)"), "'prompt'"},
+      {with(R"("prompt": "{{")"), "'prompt'"},
+      {with(R"("prompt": "{% nothing %}")"), "'prompt'"},
+      {with(R"("context": "{{ 1 +")"), "'context'"},
+      {with(R"("answer_prefix": [])"), "'answer_prefix'"},
+      {with(R"("references": 1)"), "'references'"},
+      {with(R"("references": [1])"), "'references'"},
+      {with(R"("references": ["{{"])"), "'references'"},
+      {with(R"("prepare_references": ["nothing"])"), "'prepare_references'"},
+      {with(R"("prepare": ["nothing"])"), "'prepare'"},
+      {with(R"("metrics": ["nothing"])"), "'metrics'"},
+      {with(R"("metrics": "exact_match")"), "'metrics'"},
+      {with(R"("stop": [1])"), "'stop'"},
+      {with(R"("max_tokens": 0)"), "'max_tokens'"},
+      {with(R"("max_tokens": -1)"), "'max_tokens'"},
+      {with(R"("max_tokens": 1.5)"), "'max_tokens'"},
+      {with(R"("max_tokens": 18446744073709551615)"), "'max_tokens'"},
+      {with(R"("request": "write")"), "'request'"},
+      {with(R"("request": "rolling")"), "'metrics'"},
+      {with(R"("truncation": "end")"), "'truncation'"},
+      {with(R"("turns": 1)"), "'turns'"},
+      {with(R"("turns": {})"), "'turns'"},
+      {with(R"("turns": {"question": 1})"), "'turns'"},
+      {with(R"("shots": 5)"), "'target'"},
+      {with(R"("shots": 65, "target": "x")"), "'shots'"},
+      {with(R"("shots_from": ["{{"])"), "'shots_from'"},
+      {with(R"("shots_from": 1)"), "'shots_from'"},
+      {with(R"("columns": "a")"), "'columns'"},
+      {with(R"("group": "{{")"), "'group'"},
+      {R"({"request": "choices", "prompt": "x", "answer": "A"})", "'choices'"},
+      {R"({"request": "choices", "prompt": "x", "choices": ["a", "b"]})", "'answer'"},
+      {R"({"request": "choices", "prompt": "x", "choices": ["a"], "answer": "A"})", "'choices'"},
+  };
+  for (const auto& [definition, field] : wrong) {
+    const Status status = parse_task(definition).status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << definition.substr(0, 200);
+    EXPECT_NE(status.message().find(field), std::string::npos) << definition.substr(0, 200) << "\n" << status.message();
+    expect_short_message(status.message());
+  }
+}
+
+TEST(Task, WrongItemsNameTheirNumberAndTheField) {
+  const Task plain = task_with(R"("fields": ["q"])");
+  const Task turns = task_with(R"("turns": "t")");
+  const Task lists = task_with(R"("turns": {"q": "qs", "a": "as"})");
+  const Task templates = task_with(R"("references": ["{{a}}"])");
+  const Task raises = task_with(R"("prompt": "{{ raise_exception('no') }}")");
+  const std::vector<std::tuple<const Task*, std::string, std::string>> wrong{
+      {&plain, "[]", "object"},
+      {&plain, "null", "object"},
+      {&plain, R"({"a": "x"})", "'q'"},
+      {&plain, R"({"q": "x"})", "'a'"},
+      {&turns, R"({"a": "x"})", "'t'"},
+      {&turns, R"({"t": []})", "'t'"},
+      {&turns, R"({"t": {}})", "'t'"},
+      {&turns, R"({"t": ["x"]})", "'t'"},
+      {&turns, R"({"t": [{"q": "x"}]})", "'a'"},
+      {&lists, R"({"qs": ["x"]})", "'as'"},
+      {&lists, R"({"qs": ["x", "y"], "as": ["z"]})", "'as'"},
+      {&templates, R"({"q": "x"})", "'references'"},
+      {&raises, R"({"a": "x"})", "'prompt'"},
+  };
+  for (const auto& [task, record, field] : wrong) {
+    const Status status = item_of(*task, record).status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << record;
+    EXPECT_TRUE(status.message().starts_with("item 7: ")) << status.message();
+    EXPECT_NE(status.message().find(field), std::string::npos) << record << "\n" << status.message();
+    expect_short_message(status.message());
+  }
+  Json many = Json::object();
+  for (int i = 0; i < 300; ++i) many["f" + std::to_string(i)] = i;
+  EXPECT_NE(make_item(plain, many, 0, {}).status().message().find("300 fields"), std::string::npos);
+}
+
+TEST(Task, EndlessTemplatesEnd) {
+  const Task task =
+      task_with(R"("prompt": "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}")");
+  const Status status = item_of(task, R"({"a": "x"})").status();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("'prompt'"), std::string::npos);
+}
+
+TEST(Task, NewlinesAtTheEndStay) {
+  const Task task = task_with(R"("context": "{{c}}\n\n", "prompt": "\n", "answer_prefix": "A\n")");
+  const Result<TaskItem> item = item_of(task, R"({"c": "x", "a": 1})");
+  ASSERT_TRUE(item.ok());
+  EXPECT_EQ(item->context, "x\n\n");
+  EXPECT_EQ(item->questions[0].prompt, "\n");
+  EXPECT_EQ(item->questions[0].answer_prefix, "A\n");
+}
+
+TEST(Task, VariablesOfTheFileAndTheNumber) {
+  const Task task = task_with(R"("prompt": "{{file}} {{index}}")");
+  const Json record = Json::parse(R"({"a": "x"})");
+  EXPECT_EQ(make_item(task, record, 3, {}, file_variable("a/b_test.csv"))->questions[0].prompt, "b_test 3");
+  // An item's own field counts before the name of its file.
+  EXPECT_EQ(make_item(task, Json::parse(R"({"a": 1, "file": "mine"})"), 3, {}, "x")->questions[0].prompt, "mine 3");
+}
+
+TEST(Task, RightAnswersMayBeOfAnyKind) {
+  const Task task = task_with("");
+  EXPECT_EQ(item_of(task, R"({"a": "x"})")->questions[0].references, std::vector<std::string>{"x"});
+  EXPECT_EQ(item_of(task, R"({"a": 4})")->questions[0].references, std::vector<std::string>{"4"});
+  EXPECT_EQ(item_of(task, R"({"a": ["x", 2, true]})")->questions[0].references,
+            (std::vector<std::string>{"x", "2", "true"}));
+  const Task steps = task_with(R"("prepare_references": ["last_boxed"])");
+  EXPECT_EQ(item_of(steps, R"({"a": "so \\boxed{4}."})")->questions[0].references, std::vector<std::string>{"4"});
+}
+
+TEST(Task, TurnsSeeTheirItem) {
+  const Task task = task_with(R"("prompt": "{{q}} of {{c}}", "context": "{{c}}", "turns": "t")");
+  const Result<TaskItem> item =
+      item_of(task, R"({"c": "x", "a": "outer", "t": [{"q": "1", "a": "y"}, {"q": "2", "c": "z"}]})");
+  ASSERT_TRUE(item.ok()) << item.status().message();
+  ASSERT_EQ(item->questions.size(), 2u);
+  EXPECT_EQ(item->context, "x");
+  EXPECT_EQ(item->questions[0].prompt, "1 of x");
+  EXPECT_EQ(item->questions[0].golden, "y");
+  EXPECT_EQ(item->questions[1].prompt, "2 of z");
+  EXPECT_EQ(item->questions[1].golden, "outer");
+}
+
+TEST(Task, ExamplesAreInFront) {
+  const Task task = task_with(R"("description": "D\n", "context": "{{c}} ", "answer_prefix": ":", "target": " {{a}}", )"
+                              R"("shots": 1, "separator": "\n--\n")");
+  const Result<TaskItem> item = make_item(task, Json::parse(R"({"c": "c1", "q": "q1", "a": "a1"})"), 1,
+                                          {Json::parse(R"({"c": "c0", "q": "q0", "a": "a0"})")});
+  ASSERT_TRUE(item.ok());
+  EXPECT_EQ(item->context + item->questions[0].prompt + item->questions[0].answer_prefix, "D\nc0 q0: a0\n--\nc1 q1:");
+  EXPECT_NE(make_item(task, Json::parse(R"({"a": 1})"), 1, {Json::parse("[]")}).status().message().find("example 0"),
+            std::string::npos);
+}
+
+TEST(Task, ChoicesOfAField) {
+  const Result<Task> task =
+      parse_task(R"({"request": "choices", "prompt": "{{q}}", "choices": "c", "answer": "{{a}}"})");
+  ASSERT_TRUE(task.ok());
+  EXPECT_EQ(item_of(*task, R"({"q": "x", "c": ["one", "two"], "a": 1})")->questions[0].answer, 1u);
+  EXPECT_EQ(item_of(*task, R"({"q": "x", "c": ["one", "two"], "a": "B"})")->questions[0].answer, 1u);
+  EXPECT_EQ(item_of(*task, R"({"q": "x", "c": ["one", "two"], "a": "two"})")->questions[0].answer, 1u);
+  for (const char* record :
+       {R"({"q": "x", "c": ["one", "two"], "a": "C"})", R"({"q": "x", "c": ["one", "two"], "a": 2})",
+        R"({"q": "x", "c": ["one"], "a": 0})", R"({"q": "x", "a": 0})"})
+    EXPECT_FALSE(item_of(*task, record).ok()) << record;
+}
+
+TEST(Task, InvalidUtf8IsReplacedInPrompts) {
+  Json record = Json::object();
+  record["q"] = "a\xff";
+  record["a"] = "x";
+  EXPECT_EQ(make_item(task_with(""), record, 0, {})->questions[0].prompt, "a\xEF\xBF\xBD");
+}
+
+}  // namespace
+}  // namespace kvasir
