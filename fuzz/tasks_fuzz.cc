@@ -27,7 +27,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   const std::size_t end = std::min(text.find("\n\n"), text.size());
   const std::string_view items = text.substr(std::min(end + 2, text.size()));
-  Result<Task> task = parse_task(text.substr(0, end));
+  Result<EvalTask> task = parse_task(text.substr(0, end));
   if (!task.ok()) {
     check_error(task.status());
     task = parse_task(R"({"prompt": "{{input}}", "references": "outputs", "metrics": ["exact_match"]})");

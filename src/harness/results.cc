@@ -30,6 +30,10 @@ std::size_t likeliest(const std::vector<TextScore>& scores, Value value) {
   return best;
 }
 
+std::int64_t count_characters(std::string_view text) {
+  return std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; });
+}
+
 std::int64_t count_words(std::string_view text) {
   std::int64_t words = 0;
   bool inside = false;
@@ -104,7 +108,7 @@ Status cannot(const char* what, const std::string& path, int error) {
 
 }  // namespace
 
-QuestionResult score_answer(const Task& task, const TaskItem& item, std::size_t index, std::size_t question,
+QuestionResult score_answer(const EvalTask& task, const TaskItem& item, std::size_t index, std::size_t question,
                             QuestionAnswer answer) {
   const Question& asked = item.questions[question];
   QuestionResult result{
@@ -123,11 +127,12 @@ QuestionResult score_answer(const Task& task, const TaskItem& item, std::size_t 
     case TaskRequest::kChoices: {
       result.chance = 1 / static_cast<double>(asked.choices.size());
       const auto plain = [&](std::size_t i) { return scores[i].log_likelihood; };
-      const auto by_bytes = [&](std::size_t i) {
-        return scores[i].log_likelihood / static_cast<double>(std::max<std::size_t>(asked.choices[i].size(), 1));
+      const auto by_length = [&](std::size_t i) {
+        return scores[i].log_likelihood /
+               static_cast<double>(std::max<std::int64_t>(count_characters(asked.choices[i]), 1));
       };
       result.scores["acc"] = answered && likeliest(scores, plain) == asked.answer ? 1 : 0;
-      result.scores["acc_norm"] = answered && likeliest(scores, by_bytes) == asked.answer ? 1 : 0;
+      result.scores["acc_norm"] = answered && likeliest(scores, by_length) == asked.answer ? 1 : 0;
       break;
     }
     case TaskRequest::kRolling: result.words = count_words(item.context + asked.prompt);
@@ -135,7 +140,7 @@ QuestionResult score_answer(const Task& task, const TaskItem& item, std::size_t 
   return result;
 }
 
-TaskSummary summarize(const Task& task, std::vector<QuestionResult> results) {
+TaskSummary summarize(const EvalTask& task, std::vector<QuestionResult> results) {
   std::ranges::sort(results, {}, [](const QuestionResult& r) { return std::tuple(r.item, r.question); });
   TaskSummary summary;
   std::map<std::string, std::vector<double>> all;

@@ -30,10 +30,10 @@ struct QuestionResult {
 };
 
 // Scores an answer by the task's metrics: those of the definition; of choices `acc` and `acc_norm` (by the
-// log-likelihood, and by it divided by the choice's bytes), as lm-evaluation-harness; of rolling log-likelihoods
+// log-likelihood, and by it divided by the choice's characters), as lm-evaluation-harness; of rolling log-likelihoods
 // `word_perplexity`, `byte_perplexity` and `bits_per_byte` come from sums (summarize). An answer with an error scores
 // 0.
-QuestionResult score_answer(const Task& task, const TaskItem& item, std::size_t index, std::size_t question,
+QuestionResult score_answer(const EvalTask& task, const TaskItem& item, std::size_t index, std::size_t question,
                             QuestionAnswer answer);
 
 // A mean over questions.
@@ -68,7 +68,7 @@ Mean paired_difference(const std::vector<QuestionResult>& run, const std::vector
                        const std::string& metric);
 
 // The results may be in any order; equal sets give equal bits.
-TaskSummary summarize(const Task& task, std::vector<QuestionResult> results);
+TaskSummary summarize(const EvalTask& task, std::vector<QuestionResult> results);
 
 nlohmann::ordered_json to_json(const QuestionResult& result);
 nlohmann::ordered_json to_json(const TaskSummary& summary);

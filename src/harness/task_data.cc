@@ -23,7 +23,8 @@ struct Records {
   std::vector<Json> items;
 };
 
-Result<Records> records_of(const Task& task, const TaskDataOptions& options, const Tokenizer* tokenizer, int shots) {
+Result<Records> records_of(const EvalTask& task, const TaskDataOptions& options, const Tokenizer* tokenizer,
+                           int shots) {
   Records records;
   if (options.file.empty()) {
     if (!is_generated(task.name) || tokenizer == nullptr)
@@ -84,7 +85,7 @@ bool is_generated(std::string_view task) {
   return std::ranges::any_of(generated_tasks(), [&](const GeneratedTask& each) { return each.name == task; });
 }
 
-Result<TaskData> find_items(const Task& task, const TaskDataOptions& options, const Tokenizer* tokenizer) {
+Result<TaskData> find_items(const EvalTask& task, const TaskDataOptions& options, const Tokenizer* tokenizer) {
   const int shots = options.shots >= 0 ? options.shots : task.shots;
   if (shots > 0 && !task.target.parsed)
     return invalid_argument("task '{}' has no examples: its definition has no 'target'", task.name);

@@ -37,6 +37,6 @@ bool is_generated(std::string_view task);
 // `tokenizer`: of generated items; may be null for those of a file. Errors: those of ItemFile::open, make_item and
 // generate_items; kInvalidArgument for a task without a file that cannot be generated, and for a file without items
 // beyond the examples.
-Result<TaskData> find_items(const Task& task, const TaskDataOptions& options, const Tokenizer* tokenizer);
+Result<TaskData> find_items(const EvalTask& task, const TaskDataOptions& options, const Tokenizer* tokenizer);
 
 }  // namespace kvasir

@@ -14,7 +14,7 @@
 namespace kvasir {
 
 struct TaskRun {
-  const Task* task = nullptr;
+  const EvalTask* task = nullptr;
   std::span<const TaskItem> items;
   AskOptions ask;            // request, stop, max_tokens and truncation are those of the task
   ResultLog* log = nullptr;  // has the questions that are answered already, and gets each new answer; may be null

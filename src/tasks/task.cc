@@ -128,7 +128,7 @@ Status read_kind(Definition& fields, const char* field, std::initializer_list<st
   return invalid_argument("'{}' is '{}'; there are {}", field, typed.substr(0, 64), names);
 }
 
-Status read_choices(Definition& fields, Task* task) {
+Status read_choices(Definition& fields, EvalTask* task) {
   const Json* value = fields.find("choices");
   if (value == nullptr) return {};
   if (value->is_string()) {
@@ -144,7 +144,7 @@ Status read_choices(Definition& fields, Task* task) {
   return {};
 }
 
-Status read_references(Definition& fields, Task* task) {
+Status read_references(Definition& fields, EvalTask* task) {
   const Json* value = fields.find("references");
   if (value == nullptr) return {};
   if (!value->is_string() && !value->is_array())
@@ -154,7 +154,7 @@ Status read_references(Definition& fields, Task* task) {
   return {};
 }
 
-Status read_turns(Definition& fields, Task* task) {
+Status read_turns(Definition& fields, EvalTask* task) {
   const Json* value = fields.find("turns");
   if (value == nullptr) return {};
   if (value->is_string()) {
@@ -177,7 +177,7 @@ Status check_steps(const char* field, const std::vector<std::string>& steps) {
 }
 
 // Checks that the fields fit together.
-Status check(const Task& task) {
+Status check(const EvalTask& task) {
   if (!task.prompt.parsed) return invalid_argument("'prompt' is missing");
   if (task.request == TaskRequest::kGenerate) {
     if (task.references_field.empty() && task.references.empty())
@@ -268,7 +268,7 @@ Result<std::size_t> number_of_choice(const std::string& answer, const std::vecto
   return invalid_argument("the answer '{}' is none of the {} choices", text.substr(0, 64), choices.size());
 }
 
-Result<Question> make_question(const Task& task, const Item& item, const Json& record, const Json& outer) {
+Result<Question> make_question(const EvalTask& task, const Item& item, const Json& record, const Json& outer) {
   Question question;
   KVASIR_ASSIGN_OR_RETURN(question.prompt, item.render(task.prompt, "prompt"));
   KVASIR_ASSIGN_OR_RETURN(question.answer_prefix, item.render(task.answer_prefix, "answer_prefix"));
@@ -301,7 +301,7 @@ Result<Question> make_question(const Task& task, const Item& item, const Json& r
   return question;
 }
 
-Status check_record(const Task& task, const Json& record) {
+Status check_record(const EvalTask& task, const Json& record) {
   if (!record.is_object()) return invalid_argument("it is no object");
   if (record.size() > kMostFields)
     return invalid_argument("it has {} fields; there may be {}", record.size(), kMostFields);
@@ -311,7 +311,7 @@ Status check_record(const Task& task, const Json& record) {
 }
 
 // Returns a solved example: context, question and answer.
-Result<std::string> make_example(const Task& task, const Json& record, std::size_t index, std::string_view file) {
+Result<std::string> make_example(const EvalTask& task, const Json& record, std::size_t index, std::string_view file) {
   KVASIR_RETURN_IF_ERROR(check_record(task, record));
   const Item item(record, index, file_variables(file));
   // A row of names, read as an example, would go unseen.
@@ -333,7 +333,7 @@ std::string id_of(const Json& record, std::size_t index) {
 }
 
 // Returns the questions of an item as objects.
-Result<std::vector<Json>> turns_of(const Task& task, const Json& record) {
+Result<std::vector<Json>> turns_of(const EvalTask& task, const Json& record) {
   std::vector<Json> turns;
   const auto list_of = [&](const std::string& field) -> const Json* {
     const auto found = record.find(field);
@@ -364,7 +364,7 @@ Result<std::vector<Json>> turns_of(const Task& task, const Json& record) {
   return turns;
 }
 
-Result<TaskItem> make(const Task& task, const Json& record, std::size_t index, const std::vector<Json>& shots,
+Result<TaskItem> make(const EvalTask& task, const Json& record, std::size_t index, const std::vector<Json>& shots,
                       std::string_view file) {
   KVASIR_RETURN_IF_ERROR(check_record(task, record));
   const Item item(record, index, file_variables(file));
@@ -391,14 +391,14 @@ Result<TaskItem> make(const Task& task, const Json& record, std::size_t index, c
   return made;
 }
 
-Result<Task> read(std::string_view definition) {
+Result<EvalTask> read(std::string_view definition) {
   const ParsedOrderedJson parsed = parse_ordered_json(definition, {.levels = 8, .keys = kMostFields});
   const Json& json = parsed.value;
   if (parsed.end != ParsedOrderedJson::End::kDone || !json.is_object())
     return invalid_argument("a task's definition must be a JSON object{}{}", parsed.error.empty() ? "" : ": ",
                             json_reason(parsed.error));
   Definition fields(&json);
-  Task task;
+  EvalTask task;
   KVASIR_RETURN_IF_ERROR(fields.text("name", &task.name));
   KVASIR_RETURN_IF_ERROR(fields.text("title", &task.title));
   KVASIR_RETURN_IF_ERROR(fields.text("source", &task.source));
@@ -438,8 +438,8 @@ Result<Task> read(std::string_view definition) {
 
 }  // namespace
 
-Result<Task> parse_task(std::string_view definition) {
-  Result<Task> task = read(definition);
+Result<EvalTask> parse_task(std::string_view definition) {
+  Result<EvalTask> task = read(definition);
   if (task.ok()) return task;
   return one_line(task.status());
 }
@@ -450,10 +450,10 @@ std::vector<std::string_view> task_names() {
   return names;
 }
 
-Result<Task> built_in_task(std::string_view name) {
+Result<EvalTask> built_in_task(std::string_view name) {
   for (const TaskDefinition& each : task_definitions()) {
     if (each.name != name) continue;
-    KVASIR_ASSIGN_OR_RETURN(Task task, parse_task(each.text));
+    KVASIR_ASSIGN_OR_RETURN(EvalTask task, parse_task(each.text));
     task.name = name;
     return task;
   }
@@ -465,7 +465,7 @@ std::string file_variable(const std::string& path) {
   return std::filesystem::path(path).stem().string();
 }
 
-Result<std::vector<std::string>> shots_paths(const Task& task, const std::string& data) {
+Result<std::vector<std::string>> shots_paths(const EvalTask& task, const std::string& data) {
   const Item item(Json::object(), 0, file_variables(file_variable(data)));
   std::vector<std::string> paths;
   for (const TaskTemplate& place : task.shots_from) {
@@ -477,7 +477,7 @@ Result<std::vector<std::string>> shots_paths(const Task& task, const std::string
   return paths;
 }
 
-Result<TaskItem> make_item(const Task& task, const Json& record, std::size_t index, const std::vector<Json>& shots,
+Result<TaskItem> make_item(const EvalTask& task, const Json& record, std::size_t index, const std::vector<Json>& shots,
                            std::string_view file) {
   Result<TaskItem> item = make(task, record, index, shots, file);
   if (item.ok()) return item;

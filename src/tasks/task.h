@@ -3,7 +3,7 @@
 // A definition is a JSON object; docs/operations/tasks.md lists its fields. Its texts are Jinja templates over the
 // fields of an item (a JSON object of the benchmark's own file), and over `index`, the item's number, and `file`, the
 // name of its file without folder and ending. Unlike in Jinja, a newline at the end of a template stays.
-// Thread-safety: a Task is immutable.
+// Thread-safety: a EvalTask is immutable.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ struct TaskTemplate {
   std::optional<jinja::Template> parsed;  // nullopt: the field is absent
 };
 
-struct Task {
+struct EvalTask {
   std::string name;
   std::string title;
   std::string source;  // address of the benchmark
@@ -80,12 +80,12 @@ struct Task {
 };
 
 // Errors: kInvalidArgument that names the field and what is wrong with it.
-Result<Task> parse_task(std::string_view definition);
+Result<EvalTask> parse_task(std::string_view definition);
 
 // Returns the names of the built-in definitions, in order.
 std::vector<std::string_view> task_names();
 // Errors: kNotFound with the names there are.
-Result<Task> built_in_task(std::string_view name);
+Result<EvalTask> built_in_task(std::string_view name);
 
 // One question about an item, ready to be asked. All of one item share `context`.
 struct Question {
@@ -110,11 +110,11 @@ std::string file_variable(const std::string& path);
 
 // Returns the paths at which the examples of a task may be when its items are those of the file at `data`, the first
 // choice first; none if they are its first items. Errors: kInvalidArgument that names the template.
-Result<std::vector<std::string>> shots_paths(const Task& task, const std::string& data);
+Result<std::vector<std::string>> shots_paths(const EvalTask& task, const std::string& data);
 
 // `shots`: the examples' records. `file`: as file_variable(). Errors: kInvalidArgument that names the item's number and
 // the field or template.
-Result<TaskItem> make_item(const Task& task, const nlohmann::ordered_json& record, std::size_t index,
+Result<TaskItem> make_item(const EvalTask& task, const nlohmann::ordered_json& record, std::size_t index,
                            const std::vector<nlohmann::ordered_json>& shots, std::string_view file = {});
 
 }  // namespace kvasir

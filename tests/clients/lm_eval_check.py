@@ -1,5 +1,5 @@
-"""lm-eval against `kvasir serve`: the log-likelihoods that it gets, by token ids and by text, are those of `kvasir eval ppl`, and near
-those that it gets from llama.cpp's server.
+"""lm-eval against `kvasir serve`: the log-likelihoods that it gets, by token ids and by text, are those of `kvasir eval ppl` and of
+`kvasir eval tasks`, of the model and of the server, and near those that it gets from llama.cpp's server.
 
     lm_eval_check.py KVASIR [MODEL]
     lm_eval_check.py KVASIR [MODEL] --llama-server URL     asks llama-server, renews lm_eval/llama_server.json, and ends
@@ -130,6 +130,32 @@ def check_program(by_ids, by_text, server, texts, folder):
     assert abs(got / want - 1) < 1e-3
 
 
+def eval_tasks(texts, tale, *more):
+    """What `kvasir eval tasks` gives of the same questions and tale."""
+    result = {}
+    for task, data in (("choices", DATA / "questions.jsonl"), ("tale", tale)):
+        ran = subprocess.run([texts.kvasir, "eval", "tasks", str(DATA / f"{task}.json"), "--data", str(data), "--json", "--quiet",
+                              "-m", texts.model, *more], check=True, stdout=subprocess.PIPE)
+        cell, = json.loads(ran.stdout)["cells"]
+        metrics = {name: metric["mean"] for name, metric in cell["summary"]["metrics"].items()}
+        scores = [[text["log_likelihood"] for text in question["texts"]] for question in cell["questions"]]
+        result |= metrics | {task: scores if task == "choices" else scores[0][0]}
+    return result
+
+
+def check_tasks(by_ids, server, texts, folder):
+    tale = pathlib.Path(folder) / "tale.jsonl"
+    tale.write_text(json.dumps({"text": texts.tale}) + "\n")
+    for how, more in (("the model", ["--kv", "full"]), ("the server", ["--endpoint", f"http://127.0.0.1:{server.port}"])):
+        got = eval_tasks(texts, tale, *more)
+        worst = max(distances(got["choices"], by_ids["choices"]))
+        print(f"kvasir eval tasks, {how}: {worst:.1e} nats from lm-eval at most; acc {got['acc']:.4f}, acc_norm {got['acc_norm']:.4f}, "
+              f"word perplexity {got['word_perplexity']:.6f} and {by_ids['word_perplexity']:.6f}")
+        assert worst < 1e-4, how
+        assert (got["acc"], got["acc_norm"]) == (by_ids["acc"], by_ids["acc_norm"]), how
+        assert abs(got["word_perplexity"] / by_ids["word_perplexity"] - 1) < 1e-5, how
+
+
 def check_llama_server(ours, texts, figures):
     """Both round activations to 8 bits, each in its own way, and are as far from what the weights give in F32 as from each other
     (README.md). So the bounds are those of this noise; an error in a position or a token would be many times as large."""
@@ -182,6 +208,7 @@ def main():
             by_ids = evaluate(server.port, folder, batch_size=8)
             by_text = evaluate(server.port, folder, tokenized_requests=False, num_concurrent=4)
             check_program(by_ids, by_text, server, texts, folder)
+            check_tasks(by_ids, server, texts, folder)
         check_llama_server(by_ids, texts, figures)
     print(f"{time.monotonic() - began:.0f} s")
 

@@ -18,7 +18,7 @@ std::string model_file() {
   return source_dir() + "/tests/data/kvasir-mini-3m-q8_0.gguf";
 }
 
-Task task_of(const char* definition) {
+EvalTask task_of(const char* definition) {
   auto task = parse_task(definition);
   EXPECT_TRUE(task.ok()) << task.status().message();
   return *task;
@@ -30,7 +30,7 @@ const char* const kGenerate = R"({"request": "generate", "context": "{{ story }}
                                   "references": "a", "metrics": ["exact_match"], "max_tokens": 9, "stop": ["\n\n"]})";
 const char* const kRolling = R"({"request": "rolling", "prompt": "{{ story }}"})";
 
-std::vector<TaskItem> items_of(const Task& task, bool turns = false) {
+std::vector<TaskItem> items_of(const EvalTask& task, bool turns = false) {
   std::vector<TaskItem> items;
   for (int i = 0; i < kItems; ++i) {
     std::string story = "Once upon a time there was a fox who lived near a river. ";
@@ -61,7 +61,7 @@ class HarnessEngine : public testing::TestWithParam<const char*> {
     subject_ = make_engine_subject(engine_.get(), {});
   }
 
-  std::vector<QuestionResult> ask(const Task& task, const std::vector<TaskItem>& items, Reading reading,
+  std::vector<QuestionResult> ask(const EvalTask& task, const std::vector<TaskItem>& items, Reading reading,
                                   int parallel = 4) {
     TaskRun run{.task = &task, .items = items};
     run.ask.policy = GetParam();
@@ -73,7 +73,7 @@ class HarnessEngine : public testing::TestWithParam<const char*> {
     return *results;
   }
 
-  QuestionTokens tokens_of(const Task& task, const TaskItem& item, std::size_t question, Reading reading) {
+  QuestionTokens tokens_of(const EvalTask& task, const TaskItem& item, std::size_t question, Reading reading) {
     AskOptions options;
     options.request = task.request;
     options.reading = reading;
@@ -104,7 +104,7 @@ class HarnessEngine : public testing::TestWithParam<const char*> {
 };
 
 TEST_P(HarnessEngine, ScoresChoicesAsSequencesDo) {
-  const Task task = task_of(kChoices);
+  const EvalTask task = task_of(kChoices);
   const std::vector<TaskItem> items = items_of(task);
   const std::vector<QuestionResult> results = ask(task, items, Reading::kTogether);
   ASSERT_EQ(results.size(), items.size());
@@ -124,7 +124,7 @@ TEST_P(HarnessEngine, ScoresChoicesAsSequencesDo) {
 }
 
 TEST_P(HarnessEngine, GeneratesWhatASessionGenerates) {
-  const Task task = task_of(kGenerate);
+  const EvalTask task = task_of(kGenerate);
   const std::vector<TaskItem> items = items_of(task);
   const std::vector<QuestionResult> results = ask(task, items, Reading::kTogether);
   for (std::size_t i = 0; i < items.size(); ++i) {
@@ -143,8 +143,8 @@ TEST_P(HarnessEngine, GeneratesWhatASessionGenerates) {
 }
 
 TEST_P(HarnessEngine, ReadsAContextBeforeItsQuestions) {
-  const Task task = task_of(kGenerate);
-  const Task turns = task_of(R"({"request": "generate", "context": "{{ story }}\n", "prompt": "So {{ who }}",
+  const EvalTask task = task_of(kGenerate);
+  const EvalTask turns = task_of(R"({"request": "generate", "context": "{{ story }}\n", "prompt": "So {{ who }}",
       "turns": "questions", "references": "a", "metrics": ["exact_match"], "max_tokens": 9})");
   const std::vector<TaskItem> items = items_of(turns, true);
   for (const Reading reading : {Reading::kContextFirst, Reading::kConversation}) {
@@ -177,7 +177,7 @@ TEST_P(HarnessEngine, ReadsAContextBeforeItsQuestions) {
 }
 
 TEST_P(HarnessEngine, ScoresWholeTexts) {
-  const Task task = task_of(kRolling);
+  const EvalTask task = task_of(kRolling);
   const std::vector<TaskItem> items = items_of(task);
   const std::vector<QuestionResult> results = ask(task, items, Reading::kTogether);
   for (std::size_t i = 0; i < items.size(); ++i) {
@@ -194,7 +194,7 @@ TEST_P(HarnessEngine, ScoresWholeTexts) {
 
 // However many items are under way at a time.
 TEST_P(HarnessEngine, BitsDoNotDependOnWhatRunsBeside) {
-  const Task task = task_of(kChoices);
+  const EvalTask task = task_of(kChoices);
   const std::vector<TaskItem> items = items_of(task);
   for (const Reading reading : {Reading::kTogether, Reading::kContextFirst}) {
     const auto json = to_json(summarize(task, ask(task, items, reading, 1)))["metrics"];
@@ -216,7 +216,7 @@ TEST(HarnessPrompts, ThatAreTooLong) {
   options.kv_memory = std::uint64_t{1} << 26;
   auto engine = Engine::open(options);
   ASSERT_TRUE(engine.ok());
-  const Task task = task_of(kGenerate);
+  const EvalTask task = task_of(kGenerate);
   const std::vector<TaskItem> items = items_of(task);
   AskOptions ask;
   ask.max_tokens = 9;

@@ -11,13 +11,13 @@
 namespace kvasir::test {
 namespace {
 
-Task choices_task() {
+EvalTask choices_task() {
   auto task = parse_task(R"({"request": "choices", "prompt": "{{ q }}", "choices": "c", "answer": "{{ a }}"})");
   EXPECT_TRUE(task.ok()) << task.status().message();
   return *task;
 }
 
-TaskItem item_of(const Task& task, const char* record) {
+TaskItem item_of(const EvalTask& task, const char* record) {
   auto item = make_item(task, nlohmann::ordered_json::parse(record), 0, {});
   EXPECT_TRUE(item.ok()) << item.status().message();
   return *item;
@@ -37,7 +37,7 @@ QuestionResult with_score(std::size_t item, double score) {
 }
 
 TEST(HarnessResults, TheLikeliestChoiceIsTheAnswer) {
-  const Task task = choices_task();
+  const EvalTask task = choices_task();
   const TaskItem item = item_of(task, R"({"q": "x", "c": ["a", "bbbb"], "a": 1})");
   // By log-likelihood the short one, by its share of a byte the long one.
   const QuestionResult result = score_answer(task, item, 0, 0, scored({-2.0, -4.0}));
@@ -49,7 +49,7 @@ TEST(HarnessResults, TheLikeliestChoiceIsTheAnswer) {
 }
 
 TEST(HarnessResults, AnAnswerThatFailedIsWrong) {
-  const Task task = choices_task();
+  const EvalTask task = choices_task();
   const TaskItem item = item_of(task, R"({"q": "x", "c": ["a", "b"], "a": "A"})");
   QuestionAnswer failed;
   failed.status = Status(StatusCode::kResourceExhausted, "too long");
@@ -95,7 +95,7 @@ TEST(HarnessResults, RollingPerplexitiesAreThoseOfTheSums) {
 
 // Bits do not depend on the order in which answers came.
 TEST(HarnessResults, SummariesDoNotDependOnOrder) {
-  const Task task = choices_task();
+  const EvalTask task = choices_task();
   const TaskItem item = item_of(task, R"({"q": "x", "c": ["a", "b", "c"], "a": 2})");
   std::vector<QuestionResult> results;
   for (std::size_t i = 0; i < 40; ++i)

@@ -57,7 +57,7 @@ class HarnessRun : public testing::Test {
   }
 
   std::string path_;
-  Task task_;
+  EvalTask task_;
   std::vector<TaskItem> items_;
 };
 

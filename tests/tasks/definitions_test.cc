@@ -107,16 +107,16 @@ std::map<std::string, Expected> expected_prompts() {
   return expected;
 }
 
-Task task_of(const std::string& name) {
-  Result<Task> task = built_in_task(name);
+EvalTask task_of(const std::string& name) {
+  Result<EvalTask> task = built_in_task(name);
   EXPECT_TRUE(task.ok()) << name << ": " << task.status().message();
-  return task.ok() ? std::move(*task) : Task();
+  return task.ok() ? std::move(*task) : EvalTask();
 }
 
 TEST(Definitions, EachParsesAndNamesItsTitle) {
   std::string before;
   for (const TaskDefinition& each : task_definitions()) {
-    const Result<Task> task = parse_task(each.text);
+    const Result<EvalTask> task = parse_task(each.text);
     ASSERT_TRUE(task.ok()) << each.name << ": " << task.status().message();
     EXPECT_FALSE(task->title.empty()) << each.name;
     EXPECT_LT(before, each.name);
@@ -140,7 +140,7 @@ TEST(Definitions, EachMakesTheExpectedPrompts) {
 TEST(Definitions, ContextsDoNotHaveTheQuestion) {
   for (const auto& [name, expected] : expected_prompts()) {
     SCOPED_TRACE(name);
-    const Task task = task_of(name);
+    const EvalTask task = task_of(name);
     const Result<ItemFile> file = ItemFile::open(task_data(expected.data), task.columns);
     ASSERT_TRUE(file.ok());
     const std::vector<TaskItem> items = items_of(task, expected.data);
@@ -213,7 +213,7 @@ TEST(Definitions, ARowOfNamesIsNoExample) {
       R"({"question": "question", "A": "choice0", "B": "choice1", "C": "choice2", "D": "choice3", "answer": "answer"})");
   Json right = names;
   right["answer"] = "A";
-  const Task task = task_of("mmlu");
+  const EvalTask task = task_of("mmlu");
   EXPECT_TRUE(make_item(task, right, 0, {right}).ok());
   EXPECT_NE(make_item(task, right, 0, {names}).status().message().find("example 0: the answer 'answer'"),
             std::string::npos);
@@ -228,7 +228,7 @@ TEST(Definitions, GroupsAndIds) {
 }
 
 TEST(Definitions, ExamplesAreSoughtBesideTheDataAndWhereTheyArePublished) {
-  const Task task = task_of("mmlu");
+  const EvalTask task = task_of("mmlu");
   EXPECT_EQ(*shots_paths(task, "data/test/law_test.csv"),
             (std::vector<std::string>{"data/test/law_dev.csv", "data/dev/law_dev.csv"}));
   EXPECT_EQ(*shots_paths(task_of("gsm8k"), "test.jsonl"), std::vector<std::string>{"train.jsonl"});

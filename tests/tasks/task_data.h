@@ -21,7 +21,7 @@ inline std::string task_data(const std::string& name) {
 }
 
 // Returns the items that `task` makes of the file `name` of tests/tasks/data.
-inline std::vector<TaskItem> items_of(const Task& task, const std::string& name) {
+inline std::vector<TaskItem> items_of(const EvalTask& task, const std::string& name) {
   const std::string path = task_data(name);
   std::vector<TaskItem> items;
   const Result<ItemFile> file = ItemFile::open(path, task.columns);

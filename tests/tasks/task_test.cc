@@ -21,17 +21,17 @@ std::string with(const std::string& fields) {
   return definition.dump();
 }
 
-Task task_with(const std::string& fields) {
-  Result<Task> task = parse_task(with(fields));
+EvalTask task_with(const std::string& fields) {
+  Result<EvalTask> task = parse_task(with(fields));
   EXPECT_TRUE(task.ok()) << task.status().message();
-  return task.ok() ? std::move(*task) : Task();
+  return task.ok() ? std::move(*task) : EvalTask();
 }
 
-Result<TaskItem> item_of(const Task& task, const std::string& record) {
+Result<TaskItem> item_of(const EvalTask& task, const std::string& record) {
   return make_item(task, Json::parse(record), 7, {});
 }
 
-TEST(Task, WrongDefinitionsNameTheField) {
+TEST(TaskDefinition, WrongDefinitionsNameTheField) {
   const std::vector<std::pair<std::string, std::string>> wrong{
       {"", "JSON object"},
       {"{", "JSON object"},
@@ -83,13 +83,13 @@ TEST(Task, WrongDefinitionsNameTheField) {
   }
 }
 
-TEST(Task, WrongItemsNameTheirNumberAndTheField) {
-  const Task plain = task_with(R"("fields": ["q"])");
-  const Task turns = task_with(R"("turns": "t")");
-  const Task lists = task_with(R"("turns": {"q": "qs", "a": "as"})");
-  const Task templates = task_with(R"("references": ["{{a}}"])");
-  const Task raises = task_with(R"("prompt": "{{ raise_exception('no') }}")");
-  const std::vector<std::tuple<const Task*, std::string, std::string>> wrong{
+TEST(TaskDefinition, WrongItemsNameTheirNumberAndTheField) {
+  const EvalTask plain = task_with(R"("fields": ["q"])");
+  const EvalTask turns = task_with(R"("turns": "t")");
+  const EvalTask lists = task_with(R"("turns": {"q": "qs", "a": "as"})");
+  const EvalTask templates = task_with(R"("references": ["{{a}}"])");
+  const EvalTask raises = task_with(R"("prompt": "{{ raise_exception('no') }}")");
+  const std::vector<std::tuple<const EvalTask*, std::string, std::string>> wrong{
       {&plain, "[]", "object"},
       {&plain, "null", "object"},
       {&plain, R"({"a": "x"})", "'q'"},
@@ -116,16 +116,16 @@ TEST(Task, WrongItemsNameTheirNumberAndTheField) {
   EXPECT_NE(make_item(plain, many, 0, {}).status().message().find("300 fields"), std::string::npos);
 }
 
-TEST(Task, EndlessTemplatesEnd) {
-  const Task task =
+TEST(TaskDefinition, EndlessTemplatesEnd) {
+  const EvalTask task =
       task_with(R"("prompt": "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}")");
   const Status status = item_of(task, R"({"a": "x"})").status();
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_NE(status.message().find("'prompt'"), std::string::npos);
 }
 
-TEST(Task, NewlinesAtTheEndStay) {
-  const Task task = task_with(R"("context": "{{c}}\n\n", "prompt": "\n", "answer_prefix": "A\n")");
+TEST(TaskDefinition, NewlinesAtTheEndStay) {
+  const EvalTask task = task_with(R"("context": "{{c}}\n\n", "prompt": "\n", "answer_prefix": "A\n")");
   const Result<TaskItem> item = item_of(task, R"({"c": "x", "a": 1})");
   ASSERT_TRUE(item.ok());
   EXPECT_EQ(item->context, "x\n\n");
@@ -133,26 +133,26 @@ TEST(Task, NewlinesAtTheEndStay) {
   EXPECT_EQ(item->questions[0].answer_prefix, "A\n");
 }
 
-TEST(Task, VariablesOfTheFileAndTheNumber) {
-  const Task task = task_with(R"("prompt": "{{file}} {{index}}")");
+TEST(TaskDefinition, VariablesOfTheFileAndTheNumber) {
+  const EvalTask task = task_with(R"("prompt": "{{file}} {{index}}")");
   const Json record = Json::parse(R"({"a": "x"})");
   EXPECT_EQ(make_item(task, record, 3, {}, file_variable("a/b_test.csv"))->questions[0].prompt, "b_test 3");
   // An item's own field counts before the name of its file.
   EXPECT_EQ(make_item(task, Json::parse(R"({"a": 1, "file": "mine"})"), 3, {}, "x")->questions[0].prompt, "mine 3");
 }
 
-TEST(Task, RightAnswersMayBeOfAnyKind) {
-  const Task task = task_with("");
+TEST(TaskDefinition, RightAnswersMayBeOfAnyKind) {
+  const EvalTask task = task_with("");
   EXPECT_EQ(item_of(task, R"({"a": "x"})")->questions[0].references, std::vector<std::string>{"x"});
   EXPECT_EQ(item_of(task, R"({"a": 4})")->questions[0].references, std::vector<std::string>{"4"});
   EXPECT_EQ(item_of(task, R"({"a": ["x", 2, true]})")->questions[0].references,
             (std::vector<std::string>{"x", "2", "true"}));
-  const Task steps = task_with(R"("prepare_references": ["last_boxed"])");
+  const EvalTask steps = task_with(R"("prepare_references": ["last_boxed"])");
   EXPECT_EQ(item_of(steps, R"({"a": "so \\boxed{4}."})")->questions[0].references, std::vector<std::string>{"4"});
 }
 
-TEST(Task, TurnsSeeTheirItem) {
-  const Task task = task_with(R"("prompt": "{{q}} of {{c}}", "context": "{{c}}", "turns": "t")");
+TEST(TaskDefinition, TurnsSeeTheirItem) {
+  const EvalTask task = task_with(R"("prompt": "{{q}} of {{c}}", "context": "{{c}}", "turns": "t")");
   const Result<TaskItem> item =
       item_of(task, R"({"c": "x", "a": "outer", "t": [{"q": "1", "a": "y"}, {"q": "2", "c": "z"}]})");
   ASSERT_TRUE(item.ok()) << item.status().message();
@@ -164,9 +164,10 @@ TEST(Task, TurnsSeeTheirItem) {
   EXPECT_EQ(item->questions[1].golden, "outer");
 }
 
-TEST(Task, ExamplesAreInFront) {
-  const Task task = task_with(R"("description": "D\n", "context": "{{c}} ", "answer_prefix": ":", "target": " {{a}}", )"
-                              R"("shots": 1, "separator": "\n--\n")");
+TEST(TaskDefinition, ExamplesAreInFront) {
+  const EvalTask task =
+      task_with(R"("description": "D\n", "context": "{{c}} ", "answer_prefix": ":", "target": " {{a}}", )"
+                R"("shots": 1, "separator": "\n--\n")");
   const Result<TaskItem> item = make_item(task, Json::parse(R"({"c": "c1", "q": "q1", "a": "a1"})"), 1,
                                           {Json::parse(R"({"c": "c0", "q": "q0", "a": "a0"})")});
   ASSERT_TRUE(item.ok());
@@ -175,8 +176,8 @@ TEST(Task, ExamplesAreInFront) {
             std::string::npos);
 }
 
-TEST(Task, ChoicesOfAField) {
-  const Result<Task> task =
+TEST(TaskDefinition, ChoicesOfAField) {
+  const Result<EvalTask> task =
       parse_task(R"({"request": "choices", "prompt": "{{q}}", "choices": "c", "answer": "{{a}}"})");
   ASSERT_TRUE(task.ok());
   EXPECT_EQ(item_of(*task, R"({"q": "x", "c": ["one", "two"], "a": 1})")->questions[0].answer, 1u);
@@ -188,7 +189,7 @@ TEST(Task, ChoicesOfAField) {
     EXPECT_FALSE(item_of(*task, record).ok()) << record;
 }
 
-TEST(Task, InvalidUtf8IsReplacedInPrompts) {
+TEST(TaskDefinition, InvalidUtf8IsReplacedInPrompts) {
   Json record = Json::object();
   record["q"] = "a\xff";
   record["a"] = "x";

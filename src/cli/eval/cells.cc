@@ -18,10 +18,10 @@
 
 namespace kvasir::cli {
 
-Result<Task> find_task(const std::string& name) {
+Result<EvalTask> find_task(const std::string& name) {
   for (const GeneratedTask& each : generated_tasks()) {
     if (each.name != name) continue;
-    KVASIR_ASSIGN_OR_RETURN(Task task, built_in_task(each.turns ? "generated_turns" : "generated"));
+    KVASIR_ASSIGN_OR_RETURN(EvalTask task, built_in_task(each.turns ? "generated_turns" : "generated"));
     task.name = name;
     task.title = each.summary;
     task.max_tokens = each.answer_tokens;
@@ -29,7 +29,7 @@ Result<Task> find_task(const std::string& name) {
   }
   if (!name.ends_with(".json")) return built_in_task(name);
   KVASIR_ASSIGN_OR_RETURN(const std::string definition, read_text(name));
-  Result<Task> task = parse_task(definition);
+  Result<EvalTask> task = parse_task(definition);
   if (!task.ok()) return task.status().with_message(fmt::format("'{}': {}", name, task.status().message()));
   if (task->name.empty()) task->name = std::filesystem::path(name).stem().string();
   return task;
@@ -111,7 +111,7 @@ class Runs : public CellRuns {
   Json subject() const override { return subject_->identity(); }
 
   Result<Cell> run(std::size_t task, std::size_t setting) override {
-    const Task& asked = plan_.tasks[task].task;
+    const EvalTask& asked = plan_.tasks[task].task;
     const CacheSetting& cache = plan_.settings[setting];
     const std::string name = cache.policy.empty() ? "endpoint" : run_name(cache.policy, cache.codec, true);
     Cell cell;
@@ -164,7 +164,7 @@ class Runs : public CellRuns {
   }
 
   // What tells a run from all others.
-  Json header_of(const Task& task, const TaskData& data, const CacheSetting& setting) const {
+  Json header_of(const EvalTask& task, const TaskData& data, const CacheSetting& setting) const {
     Json header{{"schema", "kvasir-eval/1"},
                 {"subject", subject_->identity()},
                 {"task", task.name},

@@ -15,7 +15,7 @@
 namespace kvasir::cli {
 
 struct CellTask {
-  Task task;
+  EvalTask task;
   TaskDataOptions data;
   std::string filler;  // file; empty: the bundled tale
 };
@@ -38,7 +38,7 @@ struct Cell {
 };
 
 // Returns a task by its built-in name, or from its definition's file (.json).
-Result<Task> find_task(const std::string& name);
+Result<EvalTask> find_task(const std::string& name);
 
 // Returns the command line as a shell would take it.
 std::string command_text(const CommandLine& line);

@@ -66,7 +66,7 @@ class MatrixRuns {
     for (std::size_t t = 0; t < matrix_.tasks.size(); ++t) {
       const MatrixTask& each = matrix_.tasks[t];
       if (!each.text.empty()) continue;
-      KVASIR_ASSIGN_OR_RETURN(Task task, find_task(each.task));
+      KVASIR_ASSIGN_OR_RETURN(EvalTask task, find_task(each.task));
       plan.tasks.push_back({std::move(task), each.data, each.filler});
       columns.push_back(t);
     }

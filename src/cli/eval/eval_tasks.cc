@@ -31,7 +31,7 @@ Status list_tasks() {
   for (const GeneratedTask& each : generated_tasks()) out += fmt::format("  {:<32} {}\n", each.name, each.summary);
   out += "\nFrom a benchmark's file (--data):\n";
   for (const std::string_view name : task_names()) {
-    KVASIR_ASSIGN_OR_RETURN(const Task task, built_in_task(name));
+    KVASIR_ASSIGN_OR_RETURN(const EvalTask task, built_in_task(name));
     out += fmt::format("  {:<32} {}\n", name, task.title);
   }
   return print(out);
@@ -42,7 +42,7 @@ Status complete(TasksCommand& options) {
   if (options.tasks.empty()) return invalid_argument("name a task; --list shows those that are built in");
   CellPlan& plan = options.plan;
   for (const std::string& name : options.tasks) {
-    KVASIR_ASSIGN_OR_RETURN(Task task, find_task(name));
+    KVASIR_ASSIGN_OR_RETURN(EvalTask task, find_task(name));
     plan.tasks.push_back({std::move(task), options.data, options.filler});
   }
   KVASIR_ASSIGN_OR_RETURN(plan.ask.reading, reading_from_name(options.reading));

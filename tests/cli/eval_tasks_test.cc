@@ -1,0 +1,189 @@
+// kvasir eval tasks and matrix: equal runs, runs that ended early, and wrong input.
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "cli/program.h"
+#include "support/random_model.h"
+#include "support/shared_data.h"
+
+namespace kvasir::test {
+namespace {
+
+class EvalTasks : public ::testing::Test {
+ protected:
+  EvalTasks() : folder_(::testing::TempDir() + "kvasir-eval-tasks-" + std::to_string(::getpid())) {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+  }
+  ~EvalTasks() override { std::filesystem::remove_all(folder_); }
+
+  std::string write(const std::string& name, const std::string& text) const {
+    std::ofstream(folder_ + "/" + name) << text;
+    return folder_ + "/" + name;
+  }
+
+  static Finished run(const std::string& kind, const Arguments& more, const Surroundings& surroundings = {}) {
+    Arguments all = {"eval", kind};
+    all.insert(all.end(), more.begin(), more.end());
+    all.insert(all.end(), {"-m", model_path(), "-t", "1", "--quiet"});
+    return run_program(all, surroundings);
+  }
+
+  // Runs, and returns the object without what depends on time.
+  static Json timeless(const std::string& kind, Arguments more) {
+    more.push_back("--json");
+    const Finished done = run(kind, more);
+    EXPECT_EQ(done.exit_code, 0) << done.err;
+    Json json = Json::parse(done.out, nullptr, false);
+    EXPECT_TRUE(json.is_object()) << done.out;
+    for (Json& cell : json["cells"]) {
+      cell.erase("command");
+      cell["summary"].erase("wall_seconds");
+      for (Json& question : cell["questions"])
+        for (const char* field : {"prompt_seconds", "seconds", "wall_seconds"}) question.erase(field);
+    }
+    return json;
+  }
+
+  void expect_error(const std::string& kind, const Arguments& more, const std::string& part) const {
+    const Finished done = run(kind, more);
+    EXPECT_EQ(done.exit_code, 2) << done.err;
+    EXPECT_EQ(done.error_lines(), 1) << done.err;
+    EXPECT_NE(done.err.find(part), std::string::npos) << done.err;
+  }
+
+  std::size_t files(const std::string& ending) const {
+    std::size_t count = 0;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder_))
+      count += entry.path().string().ends_with(ending) ? 1 : 0;
+    return count;
+  }
+
+  std::string folder_;
+};
+
+const Arguments kGenerated = {"needle", "kv_turns", "--tokens", "900",  "--count",
+                              "3",      "--kv",     "full",     "--kv", "streaming:cap=128"};
+
+Arguments with(Arguments arguments, const Arguments& more) {
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+TEST_F(EvalTasks, TheSameSeedGivesTheSameAnswers) {
+  const Json one = timeless("tasks", kGenerated);
+  ASSERT_EQ(one["cells"].size(), 4U);
+  EXPECT_EQ(one["cells"][0]["summary"]["questions"], 3);
+  EXPECT_EQ(one["cells"][2]["summary"]["questions"], 15);
+  for (const Json& cell : one["cells"]) EXPECT_EQ(cell["summary"]["failed"], 0) << cell;
+  EXPECT_LT(one["cells"][1]["summary"]["kept_mean"], one["cells"][0]["summary"]["kept_mean"]);
+  EXPECT_EQ(timeless("tasks", with(kGenerated, {"--parallel", "1"})), one);
+  const Json other = timeless("tasks", with(kGenerated, {"--seed", "2"}));
+  EXPECT_NE(other["cells"][0]["data_fingerprint"], one["cells"][0]["data_fingerprint"]);
+}
+
+TEST_F(EvalTasks, ARunThatEndedEarlyGoesOn) {
+  const Arguments arguments = with(kGenerated, {"--out", folder_ + "/out"});
+  const Json whole = timeless("tasks", arguments);
+  EXPECT_EQ(files(".jsonl"), 4U);
+  EXPECT_EQ(files(".json"), 4U);
+  // The lines behind the second are lost, and the third is torn.
+  std::size_t kept = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_ + "/out")) {
+    if (entry.path().extension() != ".jsonl") continue;
+    const std::string text = bytes_of(entry.path().string());
+    std::size_t at = 0;
+    for (int line = 0; line < 2; ++line) at = text.find('\n', at) + 1;
+    std::filesystem::resize_file(entry.path(), std::min(at + 20, text.size()));
+    kept += 1;
+  }
+  EXPECT_EQ(kept, 4U);
+  EXPECT_EQ(timeless("tasks", arguments), whole);
+  EXPECT_EQ(timeless("tasks", arguments), whole);
+}
+
+TEST_F(EvalTasks, AFileOfOnesOwn) {
+  const std::string task =
+      write("task.json", R"({"request": "choices", "prompt": "{{ q }}", "choices": "c", "answer": "{{ a }}",
+      "shots": 1, "target": " {{ c[a] }}", "group": "{{ g }}"})");
+  const std::string data = write("data.jsonl", R"({"q": "The fox was ", "c": ["red", "a fish"], "a": 0, "g": "x"}
+{"q": "Once upon a ", "c": ["time", "banana"], "a": 0, "g": "x"}
+{"q": "The sun is ", "c": ["cold", "bright"], "a": 1, "g": "y"}
+)");
+  const Json json = timeless("tasks", {task, "--data", data});
+  const Json& summary = json["cells"][0]["summary"];
+  EXPECT_EQ(summary["questions"], 2);
+  EXPECT_EQ(summary["chance"], 0.5);
+  EXPECT_EQ(summary["groups"].size(), 2U);
+  EXPECT_EQ(json["cells"][0]["questions"][0]["texts"].size(), 2U);
+  const Finished table = run("tasks", {task, "--data", data, "--limit", "1"});
+  EXPECT_NE(table.out.find("acc_norm"), std::string::npos) << table.out;
+}
+
+TEST_F(EvalTasks, MatrixCellsAreRunOnce) {
+  write("book.txt", bytes_of(source_dir() + "/examples/the-lamplighter.txt"));
+  const std::string grid = write("grid.json", R"({"policies": ["full", "streaming:cap={budget}"], "budgets": [64, 96],
+      "codecs": ["f16", "q8"], "tasks": [{"perplexity": "book.txt", "window": 200, "windows": 2, "prefill": 100},
+      {"task": "passkey", "tokens": 700, "count": 2}]})");
+  const Json one = timeless("matrix", {grid});
+  ASSERT_EQ(one["cells"].size(), 12U);
+  const std::string results = folder_ + "/grid-results";
+  EXPECT_TRUE(std::filesystem::exists(results + "/report.html"));
+  EXPECT_EQ(files(".json"), 13U);  // and the grid
+  // The full cache on f16 pages is what the others are compared with.
+  EXPECT_EQ(one["cells"][0]["summary"]["metrics"]["kld"]["mean"], 0.0);
+  EXPECT_GT(one["cells"][2]["summary"]["metrics"]["kld"]["mean"], 0.0);
+  EXPECT_EQ(one["cells"][0]["summary"]["metrics"]["nll"]["count"], 198);
+  std::map<std::string, std::string> before;
+  for (const auto& entry : std::filesystem::directory_iterator(results))
+    if (entry.path().extension() == ".jsonl") before[entry.path().string()] = bytes_of(entry.path().string());
+  EXPECT_EQ(before.size(), 6U);
+  EXPECT_EQ(timeless("matrix", {grid}), one);
+  for (const auto& [path, text] : before) EXPECT_EQ(bytes_of(path), text) << path;
+}
+
+TEST_F(EvalTasks, WrongInputGetsOneLine) {
+  expect_error("tasks", {}, "name a task");
+  expect_error("tasks", {"nope"}, "there is no task 'nope'");
+  expect_error("tasks", {"gsm8k"}, "--data");
+  expect_error("tasks", {"gsm8k", "--data", folder_ + "/none.jsonl"}, "none.jsonl");
+  expect_error("tasks", {"gsm8k", "--data", write("a.txt", "x")}, ".jsonl, .json or .csv");
+  expect_error("tasks", {"gsm8k", "--shots", "0", "--data", write("a.jsonl", "{}\n")}, "question");
+  expect_error("tasks", {"gsm8k", "--shots", "0", "--data", write("b.jsonl", "{\"question\": \n")}, "line 1");
+  expect_error("tasks", {write("t.json", "{")}, "t.json");
+  expect_error("tasks", {write("u.json", R"({"prompt": "{{ x", "references": "a", "metrics": ["exact_match"]})")},
+               "prompt");
+  expect_error("tasks", {"needle", "--tokens", "10"}, "tokens");
+  expect_error("tasks", {"needle", "--tokens", "1000", "--count", "0"}, "count");
+  expect_error("tasks", {"needle", "--kv", "nope"}, "unknown retention policy 'nope'");
+  expect_error("tasks", {"needle", "--reading", "backwards"}, "--reading");
+  expect_error("tasks", {"needle", "--endpoint", "ftp://x"}, "http://");
+  expect_error("tasks", {"needle", "--endpoint", "http://127.0.0.1:1", "--kv", "full"}, "--kv is for a model");
+  expect_error("tasks", {"needle", "--endpoint", "http://127.0.0.1:1", "--body", "[]"}, "--body");
+  const Finished unreachable =
+      run("tasks", {"needle", "--tokens", "700", "--count", "1", "--endpoint", "http://127.0.0.1:1"});
+  EXPECT_EQ(unreachable.exit_code, 1);
+  EXPECT_EQ(unreachable.error_lines(), 1) << unreachable.err;
+  EXPECT_NE(unreachable.err.find("http://127.0.0.1:1"), std::string::npos) << unreachable.err;
+  expect_error("matrix", {folder_ + "/none.json"}, "none.json");
+  expect_error("matrix", {write("g.json", R"({"tasks": [{"task": "needle"}], "policies": ["nope"]})")}, "'nope'");
+  expect_error("matrix", {write("h.json", R"({"tasks": [{"task": "nope"}]})")}, "there is no task 'nope'");
+  // Results of another run are not overwritten.
+  const Arguments out = {"passkey", "--tokens", "700", "--count", "1", "--out", folder_ + "/o"};
+  EXPECT_EQ(run("tasks", out).exit_code, 0);
+}
+
+// A full disk ends the run with one line; what was written stays, and the next run goes on.
+TEST_F(EvalTasks, AFullDisk) {
+  const Arguments out = {"kv_turns", "--tokens", "900", "--count", "4", "--out", folder_ + "/o"};
+  const Finished full = run("tasks", out, {.file_size_limit = 1500});
+  EXPECT_EQ(full.exit_code, 1) << full.err;
+  EXPECT_EQ(full.error_lines(), 1) << full.err;
+  EXPECT_EQ(run("tasks", out).exit_code, 0);
+}
+
+}  // namespace
+}  // namespace kvasir::test
