@@ -3,7 +3,7 @@
 // A definition is a JSON object; docs/operations/tasks.md lists its fields. Its texts are Jinja templates over the
 // fields of an item (a JSON object of the benchmark's own file), and over `index`, the item's number, and `file`, the
 // name of its file without folder and ending. Unlike in Jinja, a newline at the end of a template stays.
-// Thread-safety: a EvalTask is immutable.
+// Thread-safety: an EvalTask is immutable.
 #pragma once
 
 #include <cstdint>

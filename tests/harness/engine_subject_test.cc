@@ -206,7 +206,7 @@ TEST_P(HarnessEngine, BitsDoNotDependOnWhatRunsBeside) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, HarnessEngine, testing::Values("full", "streaming:cap=96", "snapkv:budget=64,recent=16"));
+INSTANTIATE_TEST_SUITE_P(All, HarnessEngine, testing::Values("full", "streaming:cap=96", "snapkv:budget=64,window=16"));
 
 // A prompt that is too long is shortened in the middle, or refused; other questions are answered.
 TEST(HarnessPrompts, ThatAreTooLong) {
