@@ -43,7 +43,8 @@ struct OpenItem {
 
 class EngineSubject : public Subject {
  public:
-  EngineSubject(Engine* engine, nlohmann::ordered_json identity) : engine_(*engine), identity_(std::move(identity)) {}
+  EngineSubject(Engine* engine, nlohmann::ordered_json identity, std::optional<std::int32_t> begin)
+      : engine_(*engine), identity_(std::move(identity)), begin_(begin) {}
 
   nlohmann::ordered_json identity() const override { return identity_; }
 
@@ -117,17 +118,12 @@ class EngineSubject : public Subject {
 
   void begin_rolling(const TaskItem& item, std::size_t index, OpenItem& open) {
     const std::string& text = item.questions.front().prompt;
-    const Result<Tokens> with_begin = engine_.text().encode(item.context + text, true);
-    const Result<Tokens> alone = engine_.text().encode(item.context + text, false);
-    if (!with_begin.ok() || !alone.ok() || alone->empty()) {
-      open.answers.front().status =
-          with_begin.ok() && alone.ok() ? invalid_argument("the text is empty") : with_begin.status();
+    const Result<Tokens> tokens = engine_.text().encode(item.context + text, false);
+    if (!tokens.ok() || tokens->empty()) {
+      open.answers.front().status = tokens.ok() ? invalid_argument("the text is empty") : tokens.status();
       return;
     }
-    // Without a token that begins texts, the first token is read and not scored.
-    const bool begins = with_begin->size() > alone->size();
-    const std::span<const std::int32_t> scored = std::span(*alone).subspan(begins ? 0 : 1);
-    open.windows = rolling_windows(scored, begins ? with_begin->front() : alone->front(),
+    open.windows = rolling_windows(std::span(*tokens).subspan(begin_ ? 0 : 1), begin_.value_or(tokens->front()),
                                    static_cast<std::size_t>(std::max<std::int64_t>(room(), 2)));
     open.answers.front().scores.resize(1);
     open.answers.front().scores.front().bytes = std::ssize(text);
@@ -324,6 +320,7 @@ class EngineSubject : public Subject {
 
   Engine& engine_;
   nlohmann::ordered_json identity_;
+  std::optional<std::int32_t> begin_;
   const AskOptions* options_ = nullptr;
   const OnAnswer* on_answer_ = nullptr;
   bool stopped_ = false;
@@ -334,8 +331,9 @@ class EngineSubject : public Subject {
 
 }  // namespace
 
-std::unique_ptr<Subject> make_engine_subject(Engine* engine, nlohmann::ordered_json identity) {
-  return std::make_unique<EngineSubject>(engine, std::move(identity));
+std::unique_ptr<Subject> make_engine_subject(Engine* engine, nlohmann::ordered_json identity,
+                                             std::optional<std::int32_t> begin) {
+  return std::make_unique<EngineSubject>(engine, std::move(identity), begin);
 }
 
 }  // namespace kvasir

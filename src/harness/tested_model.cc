@@ -23,6 +23,11 @@ class GgufModel : public TestedModel {
 
   const Tokenizer& tokenizer() const override { return *header_.tokenizer; }
   std::int64_t context() const override { return header_.config.context; }
+  std::optional<std::int32_t> begin_token() const override {
+    const Vocabulary& vocabulary = header_.tokenizer->vocabulary();
+    if (vocabulary.bos || vocabulary.ends.empty()) return vocabulary.bos;
+    return vocabulary.ends.front();
+  }
 
   Result<std::uint64_t> kv_memory(std::span<const CacheSetting> settings, std::int64_t tokens,
                                   int parallel) const override {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -31,6 +32,9 @@ class TestedModel {
 
   virtual const Tokenizer& tokenizer() const = 0;
   virtual std::int64_t context() const = 0;  // trained, tokens
+  // The token that begins a text, as lm-evaluation-harness takes it: BOS, or else an end token. Also where the model is
+  // not given it before prompts.
+  virtual std::optional<std::int32_t> begin_token() const = 0;
 
   // Returns the KV memory for `parallel` texts of up to `tokens` tokens under any of the settings, or what the system
   // has room for, whichever is less. Errors: kInvalidArgument for a setting.

@@ -58,7 +58,7 @@ class HarnessEngine : public testing::TestWithParam<const char*> {
     EXPECT_TRUE(opened.ok()) << opened.status().message();
     engine_ = std::move(*opened);
     model_ = load(model_file(), {.threads = 1});
-    subject_ = make_engine_subject(engine_.get(), {});
+    subject_ = make_engine_subject(engine_.get(), {}, model_->tokenizer->vocabulary().bos);
   }
 
   std::vector<QuestionResult> ask(const EvalTask& task, const std::vector<TaskItem>& items, Reading reading,

@@ -159,7 +159,7 @@ class Runs : public CellRuns {
                                                     bar.update(done >> 20, total >> 20, "MiB");
                                                   }));
     note_slow_kernels(plan_.engine.isa, engine_->model().isa);
-    subject_ = make_engine_subject(engine_.get(), model_->identity(*engine_));
+    subject_ = make_engine_subject(engine_.get(), model_->identity(*engine_), model_->begin_token());
     return {};
   }
 
