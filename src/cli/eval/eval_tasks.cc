@@ -43,7 +43,9 @@ Status complete(TasksCommand& options) {
   CellPlan& plan = options.plan;
   for (const std::string& name : options.tasks) {
     KVASIR_ASSIGN_OR_RETURN(EvalTask task, find_task(name));
-    plan.tasks.push_back({std::move(task), options.data, options.filler});
+    TaskDataOptions data = options.data;
+    if (is_generated(task.name)) data.file.clear();  // of the other tasks
+    plan.tasks.push_back({std::move(task), std::move(data), options.filler});
   }
   KVASIR_ASSIGN_OR_RETURN(plan.ask.reading, reading_from_name(options.reading));
   if (!options.endpoint.url.empty()) {
