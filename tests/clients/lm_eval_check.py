@@ -32,7 +32,7 @@ from pip_packages import import_or_skip  # noqa: E402
 from real_model import real_model_or_skip  # noqa: E402
 
 
-def evaluate(port, tokenizer, tasks=("kvasir_choices", "kvasir_tale"), batch_size=1, **options):
+def evaluate(port, tokenizer, tasks=("kvasir_choices", "kvasir_tale"), batch_size=1, chat=False, **options):
     """What lm-eval gets from the server on this port."""
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.tasks import TaskManager
@@ -41,8 +41,8 @@ def evaluate(port, tokenizer, tasks=("kvasir_choices", "kvasir_tale"), batch_siz
     try:
         with contextlib.redirect_stderr(said):
             got = simple_evaluate(
-                model="local-completions", tasks=list(tasks), task_manager=TaskManager(include_path=".", include_defaults=False),
-                model_args={"model": "m", "base_url": f"http://127.0.0.1:{port}/v1/completions", "tokenizer": tokenizer,
+                model=f"local-{'chat-' if chat else ''}completions", apply_chat_template=chat, tasks=list(tasks), task_manager=TaskManager(include_path=".", include_defaults=False),
+                model_args={"model": "m", "base_url": f"http://127.0.0.1:{port}/v1/{'chat/' if chat else ''}completions", "tokenizer": tokenizer,
                             "tokenizer_backend": "huggingface", "max_retries": 1, **options},
                 batch_size=batch_size, bootstrap_iters=0, log_samples=True)
     except BaseException:
@@ -52,6 +52,8 @@ def evaluate(port, tokenizer, tasks=("kvasir_choices", "kvasir_tale"), batch_siz
     if "kvasir_choices" in tasks:
         result["acc"], result["acc_norm"] = (got["results"]["kvasir_choices"][f"{metric},none"] for metric in ("acc", "acc_norm"))
         result["choices"] = [[each[0] for each in sample["filtered_resps"]] for sample in got["samples"]["kvasir_choices"]]
+    if "kvasir_answers" in tasks:
+        result["answers"] = [sample["filtered_resps"][0] for sample in got["samples"]["kvasir_answers"]]
     if "kvasir_tale" in tasks:
         result["word_perplexity"] = got["results"]["kvasir_tale"]["word_perplexity,none"]
         result["tale"] = got["samples"]["kvasir_tale"][0]["filtered_resps"][0]
@@ -158,6 +160,21 @@ def check_tasks(by_ids, server, texts, folder):
         assert abs(got["word_perplexity"] / perplexity - 1) < 1e-3, how
 
 
+def check_answers(server, texts, folder):
+    """Answers in words, of completions and chats, are the same by lm-eval, of the server and of the model."""
+    endpoint = ["--endpoint", f"http://127.0.0.1:{server.port}"]
+    for chat in (False, True):
+        want = evaluate(server.port, folder, ["kvasir_answers"], chat=chat)["answers"]
+        for how, more in (("the model", ["--kv", "full"]), ("the server", endpoint)):
+            ran = subprocess.run([texts.kvasir, "eval", "tasks", str(DATA / "answers.json"), "--data", str(DATA / "questions.jsonl"),
+                                  "--json", "--quiet", "-m", texts.model, *more, *(["--chat"] if chat else [])], check=True,
+                                 stdout=subprocess.PIPE)
+            got = [question["answer"] for question in json.loads(ran.stdout)["cells"][0]["questions"]]
+            same = sum(a == b for a, b in zip(got, want, strict=True))
+            print(f"answers{' of chats' if chat else ''}, {how}: {same} of {len(want)} as lm-eval gets them; the first: {got[0]!r}")
+            assert got == want, [(a, b) for a, b in zip(got, want) if a != b]
+
+
 def check_llama_server(ours, texts, figures):
     """Both round activations to 8 bits, each in its own way, and are as far from what the weights give in F32 as from each other
     (README.md). So the bounds are those of this noise; an error in a position or a token would be many times as large."""
@@ -211,6 +228,7 @@ def main():
             by_text = evaluate(server.port, folder, tokenized_requests=False, num_concurrent=4)
             check_program(by_ids, by_text, server, texts, folder)
             check_tasks(by_ids, server, texts, folder)
+            check_answers(server, texts, folder)
         check_llama_server(by_ids, texts, figures)
     print(f"{time.monotonic() - began:.0f} s")
 

@@ -148,6 +148,25 @@ async function checkTokens(page) {
   await page.locator('#tooltip').waitFor({ state: 'hidden' });
 }
 
+// A column's header orders the rows by it: numbers by value, once more the other way round.
+async function checkSorting(page) {
+  const table = page.locator('figure.table table').filter({ has: page.locator('tbody tr:nth-child(3)') }).first();
+  const headers = table.locator('thead th');
+  const cells = async (column) => table.locator(`tbody tr > :nth-child(${column + 1})`).allTextContents();
+  for (let column = 0; column < await headers.count(); column += 1) {
+    const before = await cells(column);
+    await headers.nth(column).locator('button').click();
+    assert.equal(await headers.nth(column).getAttribute('aria-sort'), 'ascending');
+    const up = await cells(column);
+    assert.deepEqual([...up].sort(), [...before].sort(), 'sorting moves rows and changes none');
+    const numbers = up.map(Number);
+    if (numbers.every(Number.isFinite)) assert.deepEqual(numbers, [...numbers].sort((a, b) => a - b));
+    await headers.nth(column).locator('button').click();
+    assert.equal(await headers.nth(column).getAttribute('aria-sort'), 'descending');
+    assert.equal(await table.locator('[aria-sort]').count(), 1);
+  }
+}
+
 async function checkPhone(page) {
   await checkCharts(page);
   await checkHostileStrings(page);
@@ -193,6 +212,7 @@ try {
   const phone = { viewport: { width: 360, height: 740 }, isMobile: true, hasTouch: true };
   await open(browser, url, desktop, checkDesktop);
   await open(browser, url, desktop, checkTokens);
+  await open(browser, url, desktop, checkSorting);
   await open(browser, url, phone, checkPhone);
   await open(browser, url, { ...desktop, colorScheme: 'dark' }, checkDark);
   console.log('desktop, phone, dark and print: passed');

@@ -114,7 +114,7 @@ class Runs : public CellRuns {
     const EvalTask& asked = plan_.tasks[task].task;
     const CacheSetting& cache = plan_.settings[setting];
     const std::string name = cache.policy.empty() ? "endpoint" : run_name(cache.policy, cache.codec, true);
-    Cell cell;
+    Cell cell{.setting = cache};
     cell.json = header_of(asked, data_[task], cache);
     std::string stem;
     std::optional<ResultLog> log;

@@ -32,6 +32,7 @@ struct CellPlan {
 
 // A result in the schema "kvasir-eval/1": what was asked of whom, and "summary".
 struct Cell {
+  CacheSetting setting;
   Json json;
   TaskSummary summary;
   std::vector<QuestionResult> questions;

@@ -10,8 +10,8 @@
 #include "base/mapped_file.h"
 #include "base/status.h"
 #include "cli/eval/cells.h"
+#include "cli/eval/cells_report.h"
 #include "cli/eval/eval.h"
-#include "cli/eval/matrix_report.h"
 #include "cli/signals.h"
 #include "eval/perplexity.h"
 #include "harness/matrix.h"
@@ -43,11 +43,11 @@ class MatrixRuns {
     return {};
   }
 
-  const std::vector<std::vector<MatrixCell>>& cells() const { return cells_; }
+  const std::vector<std::vector<Cell>>& cells() const { return cells_; }
 
  private:
-  Status take(std::size_t task, MatrixCell cell) {
-    if (!options_.json) KVASIR_RETURN_IF_ERROR(print(rows_of({cell.json, cell.summary, cell.questions}, !begun_)));
+  Status take(std::size_t task, Cell cell) {
+    if (!options_.json) KVASIR_RETURN_IF_ERROR(print(rows_of(cell, !begun_)));
     begun_ = true;
     cells_[task].push_back(std::move(cell));
     return {};
@@ -74,8 +74,7 @@ class MatrixRuns {
     for (std::size_t t = 0; t < columns.size(); ++t)
       for (std::size_t s = 0; s < matrix_.settings.size(); ++s) {
         KVASIR_ASSIGN_OR_RETURN(Cell cell, runs->run(t, s));
-        KVASIR_RETURN_IF_ERROR(take(columns[t], {matrix_.settings[s], std::move(cell.json), std::move(cell.summary),
-                                                 std::move(cell.questions)}));
+        KVASIR_RETURN_IF_ERROR(take(columns[t], std::move(cell)));
       }
     return {};
   }
@@ -95,7 +94,7 @@ class MatrixRuns {
                                 each.windows, each.window, wanted);
       tokens.resize(wanted);
       for (const CacheSetting& setting : matrix_.settings) {
-        KVASIR_ASSIGN_OR_RETURN(MatrixCell cell, run_perplexity(model, each, tokens, setting));
+        KVASIR_ASSIGN_OR_RETURN(Cell cell, run_perplexity(model, each, tokens, setting));
         KVASIR_RETURN_IF_ERROR(take(t, std::move(cell)));
       }
     }
@@ -119,13 +118,13 @@ class MatrixRuns {
   }
 
   // Runs the cell, or reads it if it is there.
-  Result<MatrixCell> run_perplexity(const std::shared_ptr<LoadedModel>& model, const MatrixTask& task,
-                                    const std::vector<TokenId>& tokens, const CacheSetting& setting) {
+  Result<Cell> run_perplexity(const std::shared_ptr<LoadedModel>& model, const MatrixTask& task,
+                              const std::vector<TokenId>& tokens, const CacheSetting& setting) {
     const Json header = header_of(*model, task, setting);
     const std::string name = run_name(setting.policy, setting.codec, true);
     const std::string path =
         fmt::format("{}/{}.json", options_.out, file_name_of(fmt::format("perplexity,{},{}", name, header.dump())));
-    MatrixCell cell{.setting = setting};
+    Cell cell{.setting = setting};
     if (const auto found = read_file(path, std::size_t{1} << 30); found.ok()) {
       cell.json = Json::parse(*found, nullptr, false);
       Json same = cell.json.is_object() ? cell.json : Json::object();
@@ -165,7 +164,7 @@ class MatrixRuns {
   }
 
   // Makes each scored token a question, so that cells are compared token by token. Returns whether they are there.
-  static bool read_tokens(MatrixCell& cell) {
+  static bool read_tokens(Cell& cell) {
     try {
       const auto nll = cell.json.at("tokens").at("nll").get<std::vector<double>>();
       const auto kld = cell.json.at("tokens").at("kld").get<std::vector<double>>();
@@ -193,7 +192,7 @@ class MatrixRuns {
   MatrixCommand options_;
   Matrix matrix_;
   std::string command_;
-  std::vector<std::vector<MatrixCell>> cells_;
+  std::vector<std::vector<Cell>> cells_;
   bool begun_ = false;
 };
 
@@ -222,14 +221,14 @@ Status eval_matrix(MatrixCommand options, const CommandLine& line) {
   const bool json = options.json;
   MatrixRuns runs(std::move(options), *matrix, command_text(line));
   KVASIR_RETURN_IF_ERROR(runs.run());
-  KVASIR_RETURN_IF_ERROR(write_report(matrix_report(*matrix, runs.cells()), report));
+  KVASIR_RETURN_IF_ERROR(write_report(cells_report(runs.cells()), report));
   if (!json) {
     note("kvasir: results in {}, a page about them in {}\n", printable(out, 500), printable(report, 500));
     return {};
   }
   Json cells = Json::array();
-  for (const std::vector<MatrixCell>& column : runs.cells())
-    for (const MatrixCell& cell : column) cells.push_back(cell.json);
+  for (const std::vector<Cell>& column : runs.cells())
+    for (const Cell& cell : column) cells.push_back(cell.json);
   return print_json({{"cells", cells}});
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/status.h"
 #include "cli/eval/cells.h"
+#include "cli/eval/cells_report.h"
 #include "cli/eval/eval.h"
 #include "cli/signals.h"
 #include "tasks/generated/generated_tasks.h"
@@ -22,6 +23,7 @@ struct TasksCommand {
   std::string reading = "together";
   EndpointOptions endpoint;
   std::string body;
+  std::string report;
   bool list = false;
   bool json = false;
 };
@@ -69,21 +71,26 @@ Status complete(TasksCommand& options) {
 Status eval_tasks(TasksCommand options, const CommandLine& line) {
   if (options.list) return list_tasks();
   KVASIR_RETURN_IF_ERROR(complete(options));
+  KVASIR_RETURN_IF_ERROR(check_report(options.report, std::vector{options.plan.engine.model, options.data.file}));
   options.plan.command = command_text(line);
   const std::size_t tasks = options.plan.tasks.size(), settings = options.plan.settings.size();
   catch_interrupts();
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<CellRuns> runs, CellRuns::create(std::move(options.plan)));
-  Json cells = Json::array();
+  std::vector<std::vector<Cell>> cells(tasks);
   for (std::size_t i = 0; i < tasks * settings; ++i) {
     KVASIR_ASSIGN_OR_RETURN(Cell cell, runs->run(i / settings, i % settings));
-    if (!options.json) {
-      KVASIR_RETURN_IF_ERROR(print(rows_of(cell, i == 0)));
-      continue;
-    }
-    for (const QuestionResult& question : cell.questions) cell.json["questions"].push_back(to_json(question));
-    cells.push_back(std::move(cell.json));
+    if (!options.json) KVASIR_RETURN_IF_ERROR(print(rows_of(cell, i == 0)));
+    cells[i / settings].push_back(std::move(cell));
   }
-  return options.json ? print_json({{"subject", runs->subject()}, {"cells", cells}}) : Status();
+  if (!options.report.empty()) KVASIR_RETURN_IF_ERROR(write_report(cells_report(cells), options.report));
+  if (!options.json) return {};
+  Json all = Json::array();
+  for (std::vector<Cell>& of_task : cells)
+    for (Cell& cell : of_task) {
+      for (const QuestionResult& question : cell.questions) cell.json["questions"].push_back(to_json(question));
+      all.push_back(std::move(cell.json));
+    }
+  return print_json({{"subject", runs->subject()}, {"cells", std::move(all)}});
 }
 
 void add_generated_options(CLI::App& command, TasksCommand& options) {
@@ -147,6 +154,7 @@ void add_eval_tasks(CLI::App& eval, Outcome& outcome) {
   add_endpoint_options(*command, *options);
   command->add_option("--out", plan.out, "Folder for results; a run that ended early goes on from there")
       ->type_name("FOLDER");
+  add_report_option(*command, options->report);
   command->add_flag("--json", options->json, "One JSON object on standard output, with every answer");
   command->callback([options, &outcome] { outcome.status = eval_tasks(*options, outcome.line); });
 }

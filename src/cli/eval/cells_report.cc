@@ -1,4 +1,4 @@
-#include "cli/eval/matrix_report.h"
+#include "cli/eval/cells_report.h"
 
 #include <fmt/core.h>
 
@@ -6,6 +6,8 @@
 #include <set>
 #include <string>
 #include <utility>
+
+#include "base/counted.h"
 
 namespace kvasir::cli {
 namespace {
@@ -15,14 +17,14 @@ std::string family_of(const std::string& policy) {
   return policy.substr(0, policy.find(':'));
 }
 
-report::Table table_of(const std::vector<MatrixCell>& cells, const std::string& metric) {
+report::Table table_of(const std::vector<Cell>& cells, const std::string& metric) {
   report::Table table;
   table.title = metric;
   table.note = fmt::format("+- is the standard error. The difference is taken from {} {}, question by question.",
                            cells.front().setting.policy, cells.front().setting.codec);
   table.header = {"policy", "codec", "mean", "+-", "n", "difference", "+- ", "kept", "KV MiB", "seconds"};
   table.align = {report::Align::kLeft, report::Align::kLeft};
-  for (const MatrixCell& cell : cells) {
+  for (const Cell& cell : cells) {
     const auto found = cell.summary.metrics.find(metric);
     if (found == cell.summary.metrics.end()) continue;
     const Mean difference = paired_difference(cell.questions, cells.front().questions, metric);
@@ -38,15 +40,14 @@ report::Table table_of(const std::vector<MatrixCell>& cells, const std::string& 
 
 // Quality over bytes or time, a line for each kind of policy and codec.
 template <class Of>
-report::LineChart chart_of(const std::vector<MatrixCell>& cells, const std::string& metric, const std::string& label,
-                           Of of) {
+report::LineChart chart_of(const std::vector<Cell>& cells, const std::string& metric, const std::string& label, Of of) {
   report::LineChart chart;
   chart.title = fmt::format("{} over {}", metric, label);
   chart.x_label = label;
   chart.y_label = metric;
   chart.x_log = true;
   std::map<std::string, std::map<double, double>> lines;
-  for (const MatrixCell& cell : cells)
+  for (const Cell& cell : cells)
     if (const auto found = cell.summary.metrics.find(metric); found != cell.summary.metrics.end())
       lines[family_of(cell.setting.policy) + " " + cell.setting.codec][of(cell.summary)] = found->second.mean;
   for (const auto& [name, points] : lines) {
@@ -62,10 +63,11 @@ report::LineChart chart_of(const std::vector<MatrixCell>& cells, const std::stri
 
 }  // namespace
 
-report::Report matrix_report(const Matrix& matrix, const std::vector<std::vector<MatrixCell>>& cells) {
+report::Report cells_report(const std::vector<std::vector<Cell>>& cells) {
   report::Report report;
-  report.title = fmt::format("{} settings, {} tasks", matrix.settings.size(), matrix.tasks.size());
-  for (const std::vector<MatrixCell>& column : cells) {
+  report.title =
+      fmt::format("{} under {}", counted(std::ssize(cells), "task"), counted(std::ssize(cells.front()), "setting"));
+  for (const std::vector<Cell>& column : cells) {
     if (column.empty()) continue;
     const Json& first = column.front().json;
     const Json& subject = first.at("subject");
@@ -74,7 +76,7 @@ report::Report matrix_report(const Matrix& matrix, const std::vector<std::vector
     report::Section& section = report.sections.emplace_back();
     section.title = fmt::format("{}: {}", first.value("task", ""), first.value("data", ""));
     std::set<std::string> metrics;
-    for (const MatrixCell& cell : column)
+    for (const Cell& cell : column)
       for (const auto& [name, mean] : cell.summary.metrics) metrics.insert(name);
     for (const std::string& metric : metrics) {
       section.blocks.push_back(chart_of(column, metric, "mean KV MiB",
