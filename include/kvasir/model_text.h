@@ -57,9 +57,10 @@ class ModelText {
   virtual Result<std::int64_t> system_tokens(std::span<const Message> messages) const = 0;
 
   // Returns the tokens of a text. `add_special`: adds BOS and EOS where the vocabulary asks for them. `parse_special`:
-  // control tokens written out in the text become tokens instead of text. Errors: kInvalidArgument for invalid UTF-8.
-  virtual Result<std::vector<std::int32_t>> encode(std::string_view text, bool add_special,
-                                                   bool parse_special = false) const = 0;
+  // control tokens written out in the text become tokens instead of text. `continues`: the text continues another, so
+  // that no space is put in front of it where the vocabulary would. Errors: kInvalidArgument for invalid UTF-8.
+  virtual Result<std::vector<std::int32_t>> encode(std::string_view text, bool add_special, bool parse_special = false,
+                                                   bool continues = false) const = 0;
 
   // Returns the text of tokens, with control tokens by name if `special`. The bytes need not be valid UTF-8. Errors:
   // kInvalidArgument for an id outside the vocabulary.

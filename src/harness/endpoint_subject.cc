@@ -3,87 +3,122 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <deque>
-#include <optional>
+#include <map>
 #include <utility>
 #include <vector>
 
 #include "base/ordered_json.h"
 #include "base/status.h"
 #include "harness/http_post.h"
+#include "harness/results.h"
+#include "tasks/golden_text.h"
+#include "tasks/plain_text.h"
 
 namespace kvasir {
 namespace {
 
 using Json = nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
 
-constexpr int kTries = 5;  // of a request that the server was too busy for, or that did not reach it
+constexpr int kTries = 6;  // of a request for which the server is too busy, or that does not reach it
+constexpr std::chrono::seconds kFirstWait{1};  // before the second try; doubled before each later one
 
-std::size_t characters(std::string_view text) {
-  return static_cast<std::size_t>(std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; }));
-}
-
-std::string dump(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
-// A request for one text: the answer to a question, or the log-likelihood of one of its texts.
+// A request under way or to be sent.
 struct Call {
+  enum class Kind {
+    kAnswer,  // the answer to a question
+    kCount,   // the number of tokens of a prompt, for the scores of what follows it
+    kScore,   // the log-likelihood of a text behind the prompt, or of a rolling text
+  };
+  Kind kind = Kind::kAnswer;
   std::size_t item = 0;
   std::size_t question = 0;
   std::size_t text = 0;
-  std::size_t scored_from = 0;  // characters of the prompt before what is scored
-  std::size_t prompt_characters = 0;
-  std::string body;
+  std::int64_t prompt_tokens = 0;  // kScore: tokens before the first that is scored
   int tries = 0;
+  Clock::time_point not_before;
 };
 
 struct OpenQuestion {
   QuestionAnswer answer;
-  std::size_t calls = 0;  // without an answer
+  std::size_t calls = 0;  // whose answers are missing
 };
+
+// What a server says that is not an answer, in one line.
+std::string error_text(const HttpAnswer& http, const Json& json) {
+  if (json.is_object() && json.contains("error")) {
+    const Json& error = json["error"];
+    if (error.is_string()) return error.get<std::string>();
+    if (error.is_object() && error.contains("message") && error["message"].is_string())
+      return error["message"].get<std::string>();
+  }
+  return http.body.substr(0, 300);
+}
+
+std::int64_t count_of(const Json& usage, const char* field) {
+  return usage.is_object() && usage.contains(field) && usage[field].is_number_integer()
+             ? usage[field].get<std::int64_t>()
+             : -1;
+}
 
 class EndpointSubject : public Subject {
  public:
   EndpointSubject(EndpointOptions options, std::unique_ptr<HttpPost> http)
       : options_(std::move(options)), http_(std::move(http)) {}
 
-  Json identity() const override { return {{"endpoint", options_.url}, {"model", options_.model}}; }
+  Json identity() const override {
+    Json identity{{"endpoint", shown_url(options_.url)}, {"model", options_.model}};
+    if (!options_.body.is_null()) identity["body"] = options_.body;
+    return identity;
+  }
 
-  Status ask(std::span<const TaskItem> items, const AskOptions& ask, const OnAnswer& on_answer,
+  Status ask(std::span<const TaskItem* const> items, const AskOptions& ask, const OnAnswer& on_answer,
              const std::function<bool()>& tick) override {
-    if (ask.reading == Reading::kContextFirst)
-      return unsupported(
-          "an endpoint reads a context and its question together; --reading context-first needs a model");
-    if (!ask.policy.empty() || !ask.codec.empty())
-      return invalid_argument("an endpoint has its own cache; give what it reads with --body");
-    calls_.clear();
-    std::deque<std::size_t> waiting;
-    std::vector<std::vector<OpenQuestion>> open(items.size());
-    for (std::size_t i = 0; i < items.size(); ++i) {
-      open[i].resize(items[i].questions.size());
-      for (std::size_t q = 0; q < open[i].size(); ++q) add_calls(items[i], i, q, ask, open[i][q]);
-    }
-    for (std::size_t c = 0; c < calls_.size(); ++c) waiting.push_back(c);
+    items_ = items;
+    ask_ = &ask;
+    waiting_.clear();
+    running_.clear();
+    open_.assign(items.size(), {});
+    std::size_t next = 0;  // item
     Status failure;
     bool stopped = false;
-    const auto take = [&](std::size_t c, HttpAnswer answer) {
-      Call& call = calls_[c];
+    const auto take = [&](std::size_t id, HttpAnswer answer) {
+      const auto found = running_.find(id);
+      if (found == running_.end()) return;  // of a run that ended early
+      Call call = found->second;
+      running_.erase(found);
+      if (stopped || !failure.ok()) return;
+      reached_ = reached_ || answer.status.ok();
       const bool busy = !answer.status.ok() || answer.code == 429 || answer.code == 503;
-      if (busy && ++call.tries < kTries) {
-        waiting.push_back(c);
+      if (busy && reached_ && ++call.tries < kTries) {
+        call.not_before = Clock::now() + kFirstWait * (1 << (call.tries - 1));
+        waiting_.push_back(call);
         return;
       }
-      if (!answer.status.ok()) failure = answer.status;
-      OpenQuestion& question = open[call.item][call.question];
-      if (question.answer.status.ok()) question.answer.status = read(call, ask, answer, question.answer);
+      // No answer is better than one that a server which has ended did not give.
+      if (busy) {
+        failure = !answer.status.ok()
+                      ? answer.status
+                      : make_status(StatusCode::kIo, "{} is too busy (HTTP {})", shown_url(options_.url), answer.code);
+        return;
+      }
+      OpenQuestion& question = open_[call.item][call.question];
+      if (question.answer.status.ok()) question.answer.status = read(call, answer, question);
       if (--question.calls == 0 && !on_answer(call.item, call.question, std::move(question.answer))) stopped = true;
     };
-    while (failure.ok() && !stopped && (!waiting.empty() || http_->running() > 0)) {
-      while (!waiting.empty() && http_->running() < static_cast<std::size_t>(ask.parallel)) {
-        http_->begin(waiting.front(), address(ask), calls_[waiting.front()].body);
-        waiting.pop_front();
+    while (failure.ok() && !stopped && (next < items.size() || !waiting_.empty() || !running_.empty())) {
+      const auto most = static_cast<std::size_t>(ask.parallel);
+      while (next < items.size() && waiting_.size() + running_.size() < most) begin_item(next++);
+      for (std::size_t i = waiting_.size(); i > 0 && running_.size() < most; --i) {
+        const Call call = waiting_.front();
+        waiting_.pop_front();
+        if (call.not_before > Clock::now())
+          waiting_.push_back(call);
+        else
+          send(call);
       }
       http_->wait(take);
       if (tick && !tick()) stopped = true;
@@ -92,110 +127,154 @@ class EndpointSubject : public Subject {
   }
 
  private:
-  std::string address(const AskOptions& ask) const {
-    return options_.url + (ask.chat ? "/chat/completions" : "/completions");
+  // Leaves out a user's name and password.
+  static std::string shown_url(const std::string& url) {
+    const std::size_t begin = url.find("://") + 3, at = url.find('@', begin);
+    return at == std::string::npos || at > url.find('/', begin) ? url : url.substr(0, begin) + url.substr(at + 1);
   }
 
-  void add_calls(const TaskItem& item, std::size_t index, std::size_t question, const AskOptions& ask,
-                 OpenQuestion& open) {
-    std::string before = item.context;
-    if (ask.reading == Reading::kConversation)
-      for (std::size_t q = 0; q < question; ++q)
-        before += item.questions[q].prompt + item.questions[q].answer_prefix + " " + item.questions[q].golden + "\n";
-    const Question& asked = item.questions[question];
-    Json body = Json::object();
+  void begin_item(std::size_t index) {
+    const TaskItem& item = *items_[index];
+    open_[index].resize(item.questions.size());
+    for (std::size_t q = 0; q < item.questions.size(); ++q) {
+      OpenQuestion& open = open_[index][q];
+      Call call{.item = index, .question = q};
+      if (ask_->request == TaskRequest::kChoices) {
+        open.answer.scores.resize(item.questions[q].choices.size());
+        call.kind = Call::Kind::kCount;
+      } else if (ask_->request == TaskRequest::kRolling) {
+        open.answer.scores.resize(1);
+        call.kind = Call::Kind::kScore;
+      }
+      add(open, call);
+    }
+  }
+
+  void add(OpenQuestion& open, const Call& call) {
+    ++open.calls;
+    waiting_.push_back(call);
+  }
+
+  void send(const Call& call) {
+    const std::size_t id = next_id_++;
+    running_[id] = call;
+    http_->begin(id, options_.url + (ask_->chat ? "/chat/completions" : "/completions"), dump_line(body_of(call)));
+  }
+
+  // What is in front of a question: the context, and in a conversation the questions before it with their answers.
+  std::string before(const Call& call) const {
+    const TaskItem& item = *items_[call.item];
+    std::string text = item.context;
+    if (ask_->reading == Reading::kConversation)
+      for (std::size_t q = 0; q < call.question; ++q)
+        text += item.questions[q].prompt + item.questions[q].answer_prefix + golden_text(item.questions[q]);
+    return text;
+  }
+
+  Json body_of(const Call& call) const {
+    const Question& asked = items_[call.item]->questions[call.question];
+    Json body{{"temperature", 0}, {"seed", 1}};
     if (!options_.model.empty()) body["model"] = options_.model;
-    body["temperature"] = 0;
-    body["seed"] = 1;
-    const auto add = [&](std::size_t text, std::size_t from, std::size_t characters_of) {
-      if (options_.body.is_object()) body.update(options_.body);
-      calls_.push_back({index, question, text, from, characters_of, dump(body), 0});
-      ++open.calls;
-    };
-    if (ask.request == TaskRequest::kGenerate) {
-      body["max_tokens"] = ask.max_tokens;
-      if (!ask.stop.empty()) body["stop"] = ask.stop;
-      if (ask.chat) {
-        body["messages"] = Json::array({{{"role", "user"}, {"content", before + asked.prompt}}});
+    const std::string prompt = before(call) + asked.prompt;
+    if (call.kind == Call::Kind::kAnswer) {
+      body["max_tokens"] = ask_->max_tokens;
+      if (!ask_->stop.empty()) body["stop"] = ask_->stop;
+      if (ask_->chat) {
+        body["messages"] = Json::array({{{"role", "user"}, {"content", prompt}}});
         if (!asked.answer_prefix.empty())
           body["messages"].push_back({{"role", "assistant"}, {"content", asked.answer_prefix}});
       } else {
-        body["prompt"] = before + asked.prompt + asked.answer_prefix;
+        body["prompt"] = prompt + asked.answer_prefix;
       }
-      return add(0, 0, 0);
+    } else {
+      body["max_tokens"] = 1;  // some servers refuse 0
+      body["prompt"] = prompt + asked.answer_prefix;
+      if (call.kind == Call::Kind::kScore) {
+        body["echo"] = true;
+        body["logprobs"] = 1;
+        if (ask_->request == TaskRequest::kChoices)
+          body["prompt"] = prompt + asked.answer_prefix + asked.choices[call.text];
+      } else {
+        // White space that ends a prompt belongs to what is scored behind it.
+        const std::string whole = prompt + asked.answer_prefix;
+        const std::size_t last = whole.find_last_not_of(kAsciiWhiteSpace);
+        body["prompt"] = whole.substr(0, last == std::string::npos ? 0 : last + 1);
+      }
     }
-    body["max_tokens"] = 1;  // some servers refuse 0
-    body["echo"] = true;
-    body["logprobs"] = 1;
-    const std::string prompt = before + asked.prompt + asked.answer_prefix;
-    const std::size_t last = prompt.find_last_not_of(" \t\r\n\v\f");
-    const std::size_t end = last == std::string::npos ? 0 : last + 1;
-    const bool rolling = ask.request == TaskRequest::kRolling;
-    open.answer.scores.resize(rolling ? 1 : asked.choices.size());
-    for (std::size_t t = 0; t < open.answer.scores.size(); ++t) {
-      const std::string whole = rolling ? prompt : prompt + asked.choices[t];
-      body["prompt"] = whole;
-      add(t, rolling ? 0 : characters(std::string_view(whole).substr(0, end)), characters(whole));
-    }
+    if (options_.body.is_object()) body.update(options_.body);
+    return body;
   }
 
-  // Reads a server's answer into `answer`. Errors: what the server says, or what its answer lacks.
-  static Status read(const Call& call, const AskOptions& ask, const HttpAnswer& http, QuestionAnswer& answer) {
+  // Reads a server's answer. Errors: what the server says, or what its answer lacks.
+  Status read(const Call& call, const HttpAnswer& http, OpenQuestion& open) {
     const Json json = parse_ordered_json(http.body, {.levels = 64}).value;
-    if (!http.status.ok()) return http.status;
-    if (http.code != 200) {
-      std::string why = http.body.substr(0, 300);
-      if (json.is_object() && json.contains("error") && json["error"].is_object())
-        why = json["error"].value("message", why);
-      return make_status(StatusCode::kInvalidArgument, "the server answers {}: {}", http.code, why);
-    }
+    if (http.code != 200)
+      return make_status(StatusCode::kInvalidArgument, "the server answers {}: {}", http.code, error_text(http, json));
     try {
       const Json& choice = json.at("choices").at(0);
-      if (json.contains("usage") && json["usage"].is_object()) {
-        answer.prompt_tokens = json["usage"].value("prompt_tokens", std::int64_t{0});
-        answer.answer_tokens = json["usage"].value("completion_tokens", std::int64_t{0});
+      const Json usage = json.value("usage", Json());
+      QuestionAnswer& answer = open.answer;
+      answer.seconds += http.seconds;
+      answer.prompt_tokens = std::max<std::int64_t>(count_of(usage, "prompt_tokens"), 0);
+      if (call.kind == Call::Kind::kScore) return read_scores(call, choice, usage, answer);
+      if (call.kind == Call::Kind::kCount) {
+        if (count_of(usage, "prompt_tokens") < 1)
+          return unsupported("the server does not say how many tokens a prompt has (usage.prompt_tokens)");
+        for (std::size_t t = 0; t < answer.scores.size(); ++t) {
+          Call score{.kind = Call::Kind::kScore, .item = call.item, .question = call.question, .text = t};
+          score.prompt_tokens = count_of(usage, "prompt_tokens");
+          add(open, score);
+        }
+        return {};
       }
-      answer.seconds = http.seconds;
-      if (ask.request != TaskRequest::kGenerate) return read_scores(call, choice, answer);
-      const Json& text = ask.chat ? choice.at("message").at("content") : choice.at("text");
+      const Json& text = ask_->chat ? choice.at("message").at("content") : choice.at("text");
       answer.text = text.is_string() ? text.get<std::string>() : "";
+      answer.answer_tokens = std::max<std::int64_t>(count_of(usage, "completion_tokens"), 0);
     } catch (const Json::exception&) {
       return data_loss("the server's answer is not one of the API: {}", http.body.substr(0, 200));
     }
     return {};
   }
 
-  static Status read_scores(const Call& call, const Json& choice, QuestionAnswer& answer) {
+  // Sums the log-probabilities of the prompt's tokens behind the first `prompt_tokens`.
+  static Status read_scores(const Call& call, const Json& choice, const Json& usage, QuestionAnswer& answer) {
     if (!choice.contains("logprobs") || !choice["logprobs"].is_object() ||
         !choice["logprobs"].contains("token_logprobs"))
       return unsupported(
           "the server reports no log-probabilities of prompts, which this task needs (echo with logprobs)");
     const Json& reported = choice["logprobs"];
     const Json& values = reported.at("token_logprobs");
-    const Json& tokens = reported.at("tokens");
-    const Json& offsets = reported.at("text_offset");
+    const std::int64_t generated = std::max<std::int64_t>(count_of(usage, "completion_tokens"), 0);
+    const std::int64_t end = std::ssize(values) - generated;
+    // Nothing is before a text's first token, so that it has no log-probability.
+    const std::int64_t first = std::max<std::int64_t>(call.prompt_tokens, 1);
+    if (end <= first) return unsupported("the server reports no log-probabilities of the prompt (echo with logprobs)");
     TextScore& score = answer.scores[call.text];
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      const auto offset = offsets.at(i).get<std::size_t>();
-      if (offset < call.scored_from || offset >= call.prompt_characters || values.at(i).is_null()) continue;
-      const double value = values.at(i).get<double>();
+    for (std::int64_t i = first; i < end; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      if (!values.at(at).is_number()) return data_loss("the server gives token {} of the prompt no log-probability", i);
+      const double value = values.at(at).get<double>();
       score.log_likelihood += value;
       ++score.tokens;
-      score.bytes += static_cast<std::int64_t>(tokens.at(i).get_ref<const std::string&>().size());
       double best = value;
-      if (reported.contains("top_logprobs") && reported["top_logprobs"].at(i).is_object())
-        for (const auto& [token, likely] : reported["top_logprobs"].at(i).items())
+      if (reported.contains("top_logprobs") && reported["top_logprobs"].at(at).is_object())
+        for (const auto& [token, likely] : reported["top_logprobs"].at(at).items())
           best = std::max(best, likely.get<double>());
       score.greedy = score.greedy && value >= best;
     }
-    answer.answer_tokens = score.tokens;
-    if (score.tokens > 0) return {};
-    return unsupported("the server reports no log-probabilities of the prompt's last tokens (echo with logprobs)");
+    answer.answer_tokens += score.tokens;
+    return {};
   }
 
   EndpointOptions options_;
   std::unique_ptr<HttpPost> http_;
-  std::vector<Call> calls_;
+  std::span<const TaskItem* const> items_;
+  const AskOptions* ask_ = nullptr;
+  std::vector<std::vector<OpenQuestion>> open_;  // [item][question]
+  std::deque<Call> waiting_;
+  std::map<std::size_t, Call> running_;
+  std::size_t next_id_ = 0;
+  bool reached_ = false;  // the server has answered once
 };
 
 }  // namespace

@@ -28,14 +28,13 @@ struct Step {
   std::size_t text = 0;              // kQuestion: the first text that is scored; kRolling: the window
   std::shared_ptr<Session> session;  // that it continues; may be null
   RequestOptions request;
-  int ended = 0;  // samples
+  std::size_t ended = 0;  // samples
 };
 
-// The questions of an item that have no answer yet, and what is known of them.
+// An item under way.
 struct OpenItem {
-  std::vector<QuestionTokens> questions;
+  ItemTokens tokens;
   std::vector<QuestionAnswer> answers;
-  std::vector<int> open_steps;  // of each question
   std::vector<RollingWindow> windows;
   std::size_t next_golden = 0;  // kConversation: the question to read next with its right answer
   int steps = 0;                // under way or queued
@@ -48,7 +47,7 @@ class EngineSubject : public Subject {
 
   nlohmann::ordered_json identity() const override { return identity_; }
 
-  Status ask(std::span<const TaskItem> items, const AskOptions& options, const OnAnswer& on_answer,
+  Status ask(std::span<const TaskItem* const> items, const AskOptions& options, const OnAnswer& on_answer,
              const std::function<bool()>& tick) override {
     options_ = &options;
     on_answer_ = &on_answer;
@@ -57,6 +56,7 @@ class EngineSubject : public Subject {
     for (const auto& [id, step] : running_) (void)engine_.cancel(id);
     running_.clear();
     queued_.clear();
+    postponed_.clear();
     open_.clear();
     while (engine_.unfinished() > 0 && engine_.poll().ok()) {
     }
@@ -64,14 +64,15 @@ class EngineSubject : public Subject {
   }
 
  private:
-  Status run(std::span<const TaskItem> items, const std::function<bool()>& tick) {
+  Status run(std::span<const TaskItem* const> items, const std::function<bool()>& tick) {
     std::size_t next = 0;
     while (next < items.size() || !open_.empty()) {
-      while (next < items.size() && open_.size() < static_cast<std::size_t>(options_->parallel)) {
-        begin_item(items[next], next);
+      // A context that had no room waits until another item gives its own back, and no further item begins.
+      while (next < items.size() && postponed_.empty() && open_.size() < static_cast<std::size_t>(options_->parallel)) {
+        begin_item(*items[next], next);
         ++next;
       }
-      KVASIR_RETURN_IF_ERROR(submit_queued());
+      submit_queued();
       if (engine_.unfinished() > 0) {
         KVASIR_ASSIGN_OR_RETURN(const std::vector<Event> events, engine_.poll());
         for (const Event& event : events) take(event);
@@ -84,49 +85,48 @@ class EngineSubject : public Subject {
 
   std::int64_t room() const { return options_->room > 0 ? options_->room : engine_.model().context; }
 
+  void fail(OpenItem& open, const Status& status) {
+    for (std::size_t q = open.next_golden; q < open.answers.size(); ++q)
+      if (open.answers[q].status.ok()) open.answers[q].status = status;
+  }
+
   void begin_item(const TaskItem& item, std::size_t index) {
     OpenItem& open = open_[index];
     open.answers.resize(item.questions.size());
-    open.open_steps.resize(item.questions.size());
-    open.questions.resize(item.questions.size());
     if (options_->request == TaskRequest::kRolling) return begin_rolling(item, index, open);
-    for (std::size_t q = 0; q < item.questions.size(); ++q) {
-      Result<QuestionTokens> tokens = question_tokens(engine_.text(), item, q, *options_, room());
-      if (!tokens.ok()) {
-        open.answers[q].status = tokens.status();
-        continue;
-      }
-      open.questions[q] = std::move(*tokens);
-      open.answers[q].left_out = open.questions[q].left_out;
-      if (options_->reading == Reading::kTogether) add_question(index, q, nullptr);
+    Result<ItemTokens> tokens = item_tokens(engine_.text(), item, *options_, room());
+    if (!tokens.ok()) return fail(open, tokens.status());
+    open.tokens = std::move(*tokens);
+    for (std::size_t q = 0; q < open.answers.size(); ++q) {
+      open.answers[q].status = open.tokens.questions[q].status;
+      open.answers[q].left_out = open.tokens.questions[q].left_out;
     }
-    if (options_->reading == Reading::kTogether) return;
-    const auto usable = std::ranges::find_if(open.answers, [](const QuestionAnswer& each) { return each.status.ok(); });
-    if (usable == open.answers.end()) return;
-    Result<std::unique_ptr<Session>> session =
-        engine_.new_session({.policy = options_->policy, .codec = options_->codec, .sequences = 1});
-    if (!session.ok()) {
-      for (QuestionAnswer& answer : open.answers) answer.status = session.status();
+    // Without a context, what comes first is the question.
+    if (options_->reading == Reading::kTogether ||
+        (options_->reading == Reading::kContextFirst && open.tokens.context.empty())) {
+      for (std::size_t q = 0; q < open.answers.size(); ++q)
+        if (open.answers[q].status.ok()) add_question(index, q, nullptr);
       return;
     }
+    if (std::ranges::none_of(open.answers, [](const QuestionAnswer& each) { return each.status.ok(); })) return;
+    Result<std::unique_ptr<Session>> session =
+        engine_.new_session({.policy = options_->policy, .codec = options_->codec, .sequences = 1});
+    if (!session.ok()) return fail(open, session.status());
     Step step{.kind = Step::Kind::kContext, .item = index, .session = std::move(*session)};
-    step.request.tokens = open.questions[static_cast<std::size_t>(usable - open.answers.begin())].context;
+    step.request.tokens = open.tokens.context;
+    if (open.tokens.context.empty()) return continue_conversation(step);
     step.request.session = step.session;
     step.request.generate.max_tokens = 0;
     queue(std::move(step));
   }
 
   void begin_rolling(const TaskItem& item, std::size_t index, OpenItem& open) {
-    const std::string& text = item.questions.front().prompt;
-    const Result<Tokens> tokens = engine_.text().encode(item.context + text, false);
-    if (!tokens.ok() || tokens->empty()) {
-      open.answers.front().status = tokens.ok() ? invalid_argument("the text is empty") : tokens.status();
-      return;
-    }
+    const Result<Tokens> tokens = engine_.text().encode(item.questions.front().prompt, false);
+    if (!tokens.ok() || tokens->empty())
+      return fail(open, tokens.ok() ? invalid_argument("the text is empty") : tokens.status());
     open.windows = rolling_windows(std::span(*tokens).subspan(begin_ ? 0 : 1), begin_.value_or(tokens->front()),
                                    static_cast<std::size_t>(std::max<std::int64_t>(room(), 2)));
     open.answers.front().scores.resize(1);
-    open.answers.front().scores.front().bytes = std::ssize(text);
     for (std::size_t w = 0; w < open.windows.size(); ++w) {
       Step step{.kind = Step::Kind::kRolling, .item = index, .text = w};
       step.request.tokens = open.windows[w].tokens;
@@ -134,7 +134,6 @@ class EngineSubject : public Subject {
       step.request.codec = options_->codec;
       step.request.generate.max_tokens = 0;
       step.request.generate.prompt_logprobs = 0;
-      ++open.open_steps.front();
       queue(std::move(step));
     }
   }
@@ -142,7 +141,7 @@ class EngineSubject : public Subject {
   // Queues what a question asks. `session`: that it continues, which is forked for each text; null: an empty cache.
   void add_question(std::size_t index, std::size_t question, const std::shared_ptr<Session>& session) {
     OpenItem& open = open_[index];
-    const QuestionTokens& tokens = open.questions[question];
+    const QuestionTokens& tokens = open.tokens.questions[question];
     open.answers[question].scores.resize(tokens.texts.size());
     const std::size_t steps = session != nullptr && !tokens.texts.empty() ? tokens.texts.size() : 1;
     for (std::size_t s = 0; s < steps; ++s) {
@@ -173,7 +172,6 @@ class EngineSubject : public Subject {
         request.session = step.session;
         request.releases_session = true;
       }
-      ++open.open_steps[question];
       queue(std::move(step));
     }
   }
@@ -183,19 +181,29 @@ class EngineSubject : public Subject {
     queued_.push_back(std::move(step));
   }
 
-  Status submit_queued() {
+  void submit_queued() {
     while (!queued_.empty()) {
       Step step = std::move(queued_.front());
       queued_.pop_front();
       const Result<RequestId> id = engine_.submit(step.request);
-      step.request = {};
+      if (step.kind != Step::Kind::kContext) step.request = {};  // a context may have to be read again
       if (id.ok()) {
         running_.emplace(*id, std::move(step));
       } else {
         end_step(step, id.status());
       }
     }
-    return {};
+  }
+
+  // Returns why a result is no answer; otherwise ok.
+  static Status failure_of(const Event& event) {
+    if (event.kind == Event::Kind::kFailed) return event.status;
+    switch (event.result.finish_reason) {
+      case FinishReason::kKvMemory: return exhausted("the KV memory is too small: {}", event.status.message());
+      case FinishReason::kContext: return exhausted("the context is too small for the prompt and its answer");
+      case FinishReason::kFailed: return event.result.status;
+      default: return {};
+    }
   }
 
   void take(const Event& event) {
@@ -203,26 +211,15 @@ class EngineSubject : public Subject {
     const auto found = running_.find(event.request);
     if (found == running_.end()) return;
     Step& step = found->second;
-    Status status = event.status;
-    if (event.kind == Event::Kind::kFinished) {
-      status = {};
-      const FinishReason reason = event.result.finish_reason;
-      if (reason == FinishReason::kKvMemory)
-        status = exhausted("the KV memory is too small: {}", event.status.message());
-      if (reason == FinishReason::kFailed) status = event.result.status;
-      if (reason == FinishReason::kContext && options_->request == TaskRequest::kChoices)
-        status = exhausted("the context is too small for the prompt and the text that is scored");
-      if (status.ok()) record(step, static_cast<std::size_t>(event.sample), event.result);
-    }
+    const Status status = failure_of(event);
+    if (status.ok()) record(step, static_cast<std::size_t>(event.sample), event.result);
     OpenItem& open = open_[step.item];
     if (!status.ok() && step.kind != Step::Kind::kContext && open.answers[step.question].status.ok())
       open.answers[step.question].status = status;
-    const QuestionTokens& tokens = open.questions[step.question];
-    const int samples = step.kind == Step::Kind::kQuestion && step.session == nullptr
-                            ? std::max<int>(static_cast<int>(tokens.texts.size()), 1)
-                            : 1;
-    if (++step.ended < samples && event.kind == Event::Kind::kFinished) return;
-    if (step.ended < samples) return;
+    const bool scores =
+        step.kind == Step::Kind::kQuestion && step.session == nullptr && options_->request == TaskRequest::kChoices;
+    const std::size_t samples = scores ? open.tokens.questions[step.question].texts.size() : 1;
+    if (++step.ended < samples) return;
     Step done = std::move(step);
     running_.erase(found);
     end_step(done, status);
@@ -230,13 +227,9 @@ class EngineSubject : public Subject {
 
   // Adds what a sample gave to its answer.
   void record(const Step& step, std::size_t sample, const GenerateResult& result) {
-    OpenItem& open = open_[step.item];
     if (step.kind == Step::Kind::kContext) return;
+    OpenItem& open = open_[step.item];
     QuestionAnswer& answer = open.answers[step.question];
-    answer.prompt_tokens =
-        step.kind == Step::Kind::kRolling
-            ? answer.prompt_tokens + result.prompt_tokens
-            : static_cast<std::int64_t>(open.questions[step.question].context.size()) + result.prompt_tokens;
     answer.prompt_seconds = std::max(answer.prompt_seconds, result.prompt_seconds);
     answer.seconds = std::max(answer.seconds, result.seconds);
     answer.kept = std::max(answer.kept, result.kv.kept_max);
@@ -245,9 +238,11 @@ class EngineSubject : public Subject {
       const RollingWindow& window = open.windows[step.text];
       // prompt_choices[i] belongs to token i + 1.
       add_scores(std::span(result.prompt_choices).subspan(window.first_scored - 1), answer.scores.front());
+      answer.prompt_tokens += result.prompt_tokens;
       answer.answer_tokens = answer.scores.front().tokens;
       return;
     }
+    answer.prompt_tokens = std::ssize(open.tokens.context) + result.prompt_tokens;
     if (options_->request == TaskRequest::kGenerate) {
       answer.text = result.text;
       answer.answer_tokens = result.tokens;
@@ -272,21 +267,18 @@ class EngineSubject : public Subject {
     --open.steps;
     if (step.kind != Step::Kind::kContext) {
       if (!status.ok() && open.answers[step.question].status.ok()) open.answers[step.question].status = status;
-      step.session.reset();
-      --open.open_steps[step.question];
       return;
     }
-    if (!status.ok()) {
-      for (std::size_t q = open.next_golden; q < open.answers.size(); ++q)
-        if (open.answers[q].status.ok()) open.answers[q].status = status;
+    if (status.code() == StatusCode::kResourceExhausted && open_.size() > postponed_.size() + 1) {
+      ++open.steps;
+      step.ended = 0;
+      postponed_.push_back(std::move(step));
       return;
     }
-    if (options_->reading == Reading::kContextFirst) {
-      for (std::size_t q = 0; q < open.answers.size(); ++q)
-        if (open.answers[q].status.ok()) add_question(step.item, q, step.session);
-      return;
-    }
-    continue_conversation(step);
+    if (!status.ok()) return fail(open, status);
+    if (options_->reading == Reading::kConversation) return continue_conversation(step);
+    for (std::size_t q = 0; q < open.answers.size(); ++q)
+      if (open.answers[q].status.ok()) add_question(step.item, q, step.session);
   }
 
   // Asks the next question on a fork, and reads it with its right answer.
@@ -298,8 +290,8 @@ class EngineSubject : public Subject {
     add_question(step.item, question, step.session);
     if (open.next_golden == open.answers.size()) return;
     Step golden{.kind = Step::Kind::kContext, .item = step.item, .session = step.session};
-    golden.request.tokens = open.questions[question].prompt;
-    const Tokens& right = open.questions[question].golden;
+    golden.request.tokens = open.tokens.questions[question].prompt;
+    const Tokens& right = open.tokens.questions[question].golden;
     golden.request.tokens.insert(golden.request.tokens.end(), right.begin(), right.end());
     golden.request.session = golden.session;
     golden.request.generate.max_tokens = 0;
@@ -307,6 +299,7 @@ class EngineSubject : public Subject {
   }
 
   void close_items() {
+    bool closed = false;
     for (auto open = open_.begin(); open != open_.end();) {
       if (open->second.steps > 0) {
         ++open;
@@ -315,7 +308,11 @@ class EngineSubject : public Subject {
       for (std::size_t q = 0; q < open->second.answers.size() && !stopped_; ++q)
         if (!(*on_answer_)(open->first, q, std::move(open->second.answers[q]))) stopped_ = true;
       open = open_.erase(open);
+      closed = true;
     }
+    if (!closed) return;
+    for (Step& step : postponed_) queued_.push_back(std::move(step));
+    postponed_.clear();
   }
 
   Engine& engine_;
@@ -326,6 +323,7 @@ class EngineSubject : public Subject {
   bool stopped_ = false;
   std::map<std::size_t, OpenItem> open_;
   std::deque<Step> queued_;
+  std::vector<Step> postponed_;  // contexts for which others hold the memory
   std::map<RequestId, Step> running_;
 };
 

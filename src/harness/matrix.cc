@@ -52,6 +52,17 @@ Status read_count(const Json& object, const char* field, std::int64_t most, std:
   return {};
 }
 
+Status read_budgets(const Json& object, std::vector<std::int64_t>* to) {
+  const auto found = object.find("budgets");
+  if (found == object.end()) return {};
+  const bool fits = found->is_array() && std::ranges::all_of(*found, [](const Json& each) {
+                      return each.is_number_unsigned() && each.get<std::uint64_t>() <= std::uint64_t{1} << 40;
+                    });
+  if (!fits) return wrong("budgets", "a list of whole numbers");
+  *to = found->get<std::vector<std::int64_t>>();
+  return {};
+}
+
 std::string with_budget(std::string policy, std::int64_t budget) {
   for (std::size_t at = policy.find(kBudget); at != std::string::npos; at = policy.find(kBudget, at))
     policy.replace(at, kBudget.size(), fmt::format("{}", budget));
@@ -84,8 +95,9 @@ Result<MatrixTask> read_task(const Json& object, const std::string& folder) {
   task.data.shots = static_cast<int>(shots);
   task.data.count = static_cast<int>(count);
   task.data.seed = static_cast<std::uint64_t>(seed);
-  if (!task.text.empty() && (task.window < 2 || task.windows < 1 || task.prefill >= task.window))
-    return invalid_argument("'window' must be at least 2 tokens, 'windows' at least 1, and 'prefill' below 'window'");
+  if (!task.text.empty() && (task.window < 4 || task.windows < 1 || task.prefill > task.window - 2))
+    return invalid_argument(
+        "'window' must be at least 4 tokens, 'windows' at least 1, and 'prefill' 2 below 'window' at most");
   for (std::string* file : {&task.text, &task.data.file, &task.filler})
     if (!file->empty()) *file = (std::filesystem::path(folder) / *file).string();
   if (task.task.ends_with(".json")) task.task = (std::filesystem::path(folder) / task.task).string();
@@ -104,7 +116,7 @@ Result<Matrix> parse_matrix(std::string_view text, const std::string& folder) {
   std::vector<std::int64_t> budgets;
   KVASIR_RETURN_IF_ERROR(read(json, "policies", "a list of texts", &policies));
   KVASIR_RETURN_IF_ERROR(read(json, "codecs", "a list of texts", &codecs));
-  KVASIR_RETURN_IF_ERROR(read(json, "budgets", "a list of whole numbers", &budgets));
+  KVASIR_RETURN_IF_ERROR(read_budgets(json, &budgets));
   Matrix matrix;
   KVASIR_RETURN_IF_ERROR(read(json, "chat", "true or false", &matrix.chat));
   std::string reading = "together";

@@ -1,19 +1,19 @@
 #include "harness/prompt_tokens.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "base/status.h"
 #include "kvasir/request.h"
+#include "tasks/golden_text.h"
+#include "tasks/plain_text.h"
 
 namespace kvasir {
 namespace {
 
-constexpr std::string_view kWhiteSpace = " \t\n\r\v\f";
-
 // A prompt encoded whole, in the form of the chat template if the options ask for it.
-Result<PromptTokens> encode(const ModelText& text, const std::string& content, const std::string& prefix, bool chat) {
+Result<PromptTokens> encode_whole(const ModelText& text, const std::string& content, const std::string& prefix,
+                                  bool chat) {
   RequestOptions request;
   if (chat) {
     request.messages.push_back({.role = "user", .content = content});
@@ -24,84 +24,146 @@ Result<PromptTokens> encode(const ModelText& text, const std::string& content, c
   return text.encode_prompt(request);
 }
 
-// Returns the tokens of a text behind a prompt that has `prompt_tokens` alone. `whole`: prompt and text.
-Result<Tokens> text_behind(const ModelText& model, const std::string& whole, bool add_special,
-                           std::size_t prompt_tokens) {
-  KVASIR_ASSIGN_OR_RETURN(Tokens tokens, model.encode(whole, add_special));
-  tokens.erase(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(std::min(prompt_tokens, tokens.size())));
-  if (tokens.empty()) return invalid_argument("a text to score has no tokens of its own behind its prompt");
-  return tokens;
-}
-
 std::size_t common_prefix(const Tokens& a, const Tokens& b) {
   return static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
 }
 
-// Leaves tokens out until `room` are left. `part` is the longest of the prompt. Keeps its first token, which may begin
-// every text.
-std::int64_t shorten(Tokens* part, std::size_t excess, Truncation truncation) {
-  const std::size_t left = part->size() - excess;
-  const std::size_t front = truncation == Truncation::kMiddle ? std::max<std::size_t>(left / 2, 1) : 1;
-  part->erase(part->begin() + static_cast<std::ptrdiff_t>(front),
-              part->begin() + static_cast<std::ptrdiff_t>(front + excess));
-  return static_cast<std::int64_t>(excess);
+std::int64_t size_of(const Tokens& tokens) {
+  return std::ssize(tokens);
 }
 
-Status fit(QuestionTokens* tokens, const AskOptions& options, std::int64_t room) {
-  std::int64_t answer = options.request == TaskRequest::kGenerate ? options.max_tokens : 0;
-  for (const Tokens& text : tokens->texts) answer = std::max(answer, static_cast<std::int64_t>(text.size()));
-  const std::int64_t prompt = static_cast<std::int64_t>(tokens->context.size() + tokens->prompt.size());
-  if (prompt + answer <= room) return {};
-  Tokens& longer = tokens->context.size() > tokens->prompt.size() ? tokens->context : tokens->prompt;
-  const std::int64_t excess = prompt + answer - room;
-  if (options.truncation == Truncation::kRefuse || excess >= static_cast<std::int64_t>(longer.size()) - 1)
-    return invalid_argument("the prompt has {} tokens, and its answer up to {}: there is room for {}", prompt, answer,
-                            room);
-  tokens->left_out = shorten(&longer, static_cast<std::size_t>(excess), options.truncation);
+// Most tokens of an answer.
+std::int64_t answer_tokens(const QuestionTokens& question, const AskOptions& options) {
+  if (options.request == TaskRequest::kGenerate) return options.max_tokens;
+  std::int64_t longest = 0;
+  for (const Tokens& text : question.texts) longest = std::max(longest, size_of(text));
+  return longest;
+}
+
+// Leaves out `excess` tokens. Keeps the first, which may begin every text. Returns whether there are as many.
+bool shorten(Tokens* tokens, std::int64_t excess, Truncation truncation) {
+  if (truncation == Truncation::kRefuse || excess >= size_of(*tokens) - 1) return false;
+  const std::ptrdiff_t left = size_of(*tokens) - excess;
+  const std::ptrdiff_t front = truncation == Truncation::kMiddle ? std::max<std::ptrdiff_t>(left / 2, 1) : 1;
+  tokens->erase(tokens->begin() + front, tokens->begin() + front + excess);
+  return true;
+}
+
+Status no_room(std::int64_t prompt, std::int64_t answer, std::int64_t room) {
+  return invalid_argument("the prompt has {} tokens, and its answer up to {}: there is room for {}", prompt, answer,
+                          room);
+}
+
+// Shortens each prompt by itself.
+void fit_prompts(ItemTokens* item, const AskOptions& options, std::int64_t room) {
+  for (QuestionTokens& question : item->questions) {
+    const std::int64_t answer = answer_tokens(question, options), prompt = size_of(question.prompt);
+    if (prompt + answer <= room) continue;
+    question.left_out = prompt + answer - room;
+    if (!shorten(&question.prompt, question.left_out, options.truncation))
+      question.status = no_room(prompt, answer, room);
+  }
+}
+
+// Shortens the context that all questions share, until each has room behind it, or all of them one behind another.
+void fit_context(ItemTokens* item, const AskOptions& options, std::int64_t room) {
+  const bool conversation = options.reading == Reading::kConversation;
+  std::int64_t behind = 0, before = 0;
+  for (QuestionTokens& question : item->questions) {
+    const std::int64_t own = size_of(question.prompt) + answer_tokens(question, options);
+    if (!conversation && own + 2 > room && size_of(item->context) + own > room) {
+      question.status =
+          no_room(size_of(item->context) + size_of(question.prompt), own - size_of(question.prompt), room);
+      continue;
+    }
+    behind = std::max(behind, before + own);
+    if (conversation) before += size_of(question.prompt) + size_of(question.golden);
+  }
+  const std::int64_t context = size_of(item->context), excess = context + behind - room;
+  if (excess <= 0) return;
+  const bool fits = shorten(&item->context, excess, options.truncation);
+  for (QuestionTokens& question : item->questions) {
+    question.left_out = excess;
+    if (!fits && question.status.ok()) question.status = no_room(context, behind, room);
+  }
+}
+
+// A question's prompt without the white space that ends it before a choice.
+struct Prompt {
+  std::string prompt;
+  std::string prefix;
+  std::string space;
+};
+
+Prompt prompt_of(const Question& question, TaskRequest request) {
+  Prompt parts{question.prompt, question.answer_prefix, {}};
+  if (request != TaskRequest::kChoices) return parts;
+  std::string& end = parts.prefix.empty() ? parts.prompt : parts.prefix;
+  const std::size_t last = end.find_last_not_of(kAsciiWhiteSpace);
+  parts.space = end.substr(last == std::string::npos ? 0 : last + 1);
+  end.resize(end.size() - parts.space.size());
+  return parts;
+}
+
+// Encodes the choices. `before`: the text that they are encoded behind, and whether it begins the prompt.
+Status add_texts(const ModelText& text, const Question& asked, const std::string& space, const std::string& before,
+                 bool begins, QuestionTokens* question) {
+  if (asked.choices.empty()) return {};
+  KVASIR_ASSIGN_OR_RETURN(const Tokens alone, text.encode(before, begins, false, !begins));
+  for (const std::string& choice : asked.choices) {
+    KVASIR_ASSIGN_OR_RETURN(Tokens tokens, text.encode(before + space + choice, begins, false, !begins));
+    tokens.erase(tokens.begin(), tokens.begin() + std::min(size_of(alone), size_of(tokens)));
+    if (tokens.empty()) return invalid_argument("a choice has no tokens of its own behind its prompt");
+    question->texts.push_back(std::move(tokens));
+  }
   return {};
 }
 
 }  // namespace
 
-Result<QuestionTokens> question_tokens(const ModelText& text, const TaskItem& item, std::size_t question,
-                                       const AskOptions& options, std::int64_t room) {
-  const Question& asked = item.questions[question];
-  std::string prompt = asked.prompt, prefix = asked.answer_prefix, space;
-  if (options.request == TaskRequest::kChoices) {
-    std::string& end = prefix.empty() ? prompt : prefix;
-    const std::size_t last = end.find_last_not_of(kWhiteSpace);
-    space = end.substr(last == std::string::npos ? 0 : last + 1);
-    end.resize(end.size() - space.size());
-  }
+Result<ItemTokens> item_tokens(const ModelText& text, const TaskItem& item, const AskOptions& options,
+                               std::int64_t room) {
+  const bool together = options.reading == Reading::kTogether;
   if (options.chat && options.reading == Reading::kConversation)
     return unsupported("a conversation is read as plain text: the chat template would close each answer");
-  QuestionTokens made;
-  KVASIR_ASSIGN_OR_RETURN(PromptTokens whole, encode(text, item.context + prompt, prefix, options.chat));
-  made.stops = std::move(whole.stops);
-  if (options.reading == Reading::kTogether) {
-    made.prompt = std::move(whole.tokens);
-  } else if (options.chat) {
-    KVASIR_ASSIGN_OR_RETURN(const PromptTokens alone, encode(text, item.context, "", true));
-    const std::size_t shared = common_prefix(alone.tokens, whole.tokens);
-    made.context.assign(whole.tokens.begin(), whole.tokens.begin() + static_cast<std::ptrdiff_t>(shared));
-    made.prompt.assign(whole.tokens.begin() + static_cast<std::ptrdiff_t>(shared), whole.tokens.end());
-  } else {
+  ItemTokens made;
+  if (!together && !options.chat) {
     KVASIR_ASSIGN_OR_RETURN(made.context, text.encode(item.context, true));
-    KVASIR_ASSIGN_OR_RETURN(made.prompt, text.encode(prompt + prefix, false));
   }
-  if (options.reading == Reading::kConversation) {
-    KVASIR_ASSIGN_OR_RETURN(made.golden, text.encode(space + asked.golden + "\n", false));
+  for (const Question& asked : item.questions) {
+    const Prompt parts = prompt_of(asked, options.request);
+    QuestionTokens& question = made.questions.emplace_back();
+    if (together || options.chat) {
+      KVASIR_ASSIGN_OR_RETURN(PromptTokens whole,
+                              encode_whole(text, item.context + parts.prompt, parts.prefix, options.chat));
+      question.prompt = std::move(whole.tokens);
+      question.stops = std::move(whole.stops);
+    } else {
+      KVASIR_ASSIGN_OR_RETURN(question.prompt, text.encode(parts.prompt + parts.prefix, false, false, true));
+    }
+    if (options.reading == Reading::kConversation) {
+      KVASIR_ASSIGN_OR_RETURN(question.golden, text.encode(parts.space + golden_text(asked), false, false, true));
+    }
+    // Nothing of a chat's prompt is before a choice: the template ends it.
+    const std::string before = options.chat ? "" : (together ? item.context : "") + parts.prompt + parts.prefix;
+    KVASIR_RETURN_IF_ERROR(add_texts(text, asked, parts.space, before, together && !options.chat, &question));
   }
-  // What a choice is encoded behind: of a conversation nothing, because the template ends the prompt.
-  const bool apart = options.reading != Reading::kTogether;
-  const std::string before = options.chat ? "" : (apart ? "" : item.context) + prompt + prefix;
-  const bool add_special = !options.chat && !apart;
-  KVASIR_ASSIGN_OR_RETURN(const Tokens alone, text.encode(before, add_special));
-  for (const std::string& choice : asked.choices) {
-    KVASIR_ASSIGN_OR_RETURN(made.texts.emplace_back(),
-                            text_behind(text, before + space + choice, add_special, alone.size()));
+  if (options.chat && !together) {
+    // The context is what all prompts begin with, of those tokens that it has in a message alone.
+    KVASIR_ASSIGN_OR_RETURN(PromptTokens alone, encode_whole(text, item.context, "", true));
+    std::size_t shared = alone.tokens.size();
+    for (const QuestionTokens& question : made.questions)
+      shared = std::min(shared, common_prefix(alone.tokens, question.prompt));
+    const auto end = static_cast<std::ptrdiff_t>(shared);
+    made.context.assign(alone.tokens.begin(), alone.tokens.begin() + end);
+    for (QuestionTokens& question : made.questions)
+      question.prompt.erase(question.prompt.begin(), question.prompt.begin() + end);
   }
-  KVASIR_RETURN_IF_ERROR(fit(&made, options, room));
+  if (together) {
+    fit_prompts(&made, options, room);
+  } else {
+    fit_context(&made, options, room);
+  }
   return made;
 }
 

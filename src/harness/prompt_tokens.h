@@ -1,8 +1,10 @@
-// Makes the tokens of a question's prompt and of the texts that are scored behind it.
+// Makes the tokens of an item's prompts and of the texts that are scored behind them.
 // Thread-safety: pure functions.
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "harness/subject.h"
@@ -13,23 +15,29 @@ namespace kvasir {
 
 using Tokens = std::vector<std::int32_t>;
 
-// A prompt, its context apart from the rest so that it can be read first.
 struct QuestionTokens {
-  Tokens context;  // of Reading::kTogether: empty
-  Tokens prompt;
+  Status status;                   // why it cannot be asked; otherwise ok
+  Tokens prompt;                   // behind ItemTokens::context
   std::vector<Tokens> texts;       // kChoices: what is scored
-  Tokens golden;                   // of Reading::kConversation: the right answer and a line end
+  Tokens golden;                   // Reading::kConversation: the right answer and a line end
   std::vector<std::string> stops;  // of the chat template
-  std::int64_t left_out = 0;       // tokens that were left out to make it fit
+  std::int64_t left_out = 0;       // tokens of context and prompt that there was no room for
 };
 
-// `room`: tokens that prompt and answer may have together. Texts are split from the prompt as lm-evaluation-harness
-// does: white space that ends the prompt begins the text, both are encoded as one, and the text's tokens are those
-// behind as many as the prompt has alone. With a context apart, context and question are encoded apart. Errors:
-// kInvalidArgument for invalid UTF-8 and for a prompt that does not fit (Truncation::kRefuse, or an answer that alone
-// does not); kUnsupported for a chat read as a conversation.
-Result<QuestionTokens> question_tokens(const ModelText& text, const TaskItem& item, std::size_t question,
-                                       const AskOptions& options, std::int64_t room);
+struct ItemTokens {
+  Tokens context;  // what all questions are read behind; of Reading::kTogether empty
+  std::vector<QuestionTokens> questions;
+};
+
+// Returns the tokens of all questions of an item. `room`: tokens that a prompt and its answer may have together; with
+// Reading::kConversation, all prompts and right answers of the item.
+//
+// Scored texts are told from their prompt as lm-evaluation-harness does: white space that ends the prompt begins the
+// text, both are encoded as one, and the text's tokens are those behind as many as the prompt has alone. A context
+// apart and what continues it are encoded one after the other. Errors: kInvalidArgument for invalid UTF-8, kUnsupported
+// for a chat read as a conversation; a question that has no room has a status.
+Result<ItemTokens> item_tokens(const ModelText& text, const TaskItem& item, const AskOptions& options,
+                               std::int64_t room);
 
 // A part of a text that is read from an empty cache, for a rolling log-likelihood.
 struct RollingWindow {

@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <tuple>
 #include <utility>
 
@@ -15,6 +17,7 @@
 #include "base/status.h"
 #include "tasks/metrics/metric.h"
 #include "tasks/metrics/preparation.h"
+#include "tasks/plain_text.h"
 
 namespace kvasir {
 namespace {
@@ -28,10 +31,6 @@ std::size_t likeliest(const std::vector<TextScore>& scores, Value value) {
   for (std::size_t i = 1; i < scores.size(); ++i)
     if (value(i) > value(best)) best = i;
   return best;
-}
-
-std::int64_t count_characters(std::string_view text) {
-  return std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; });
 }
 
 std::int64_t count_words(std::string_view text) {
@@ -82,7 +81,7 @@ namespace {
 void add_perplexities(const std::vector<QuestionResult>& results, TaskSummary* summary) {
   double log_likelihood = 0, words = 0, bytes = 0;
   for (const QuestionResult& result : results) {
-    if (!result.error.empty()) continue;
+    if (!result.error.empty() || result.answer.scores.empty()) continue;
     log_likelihood += result.answer.scores.front().log_likelihood;
     words += static_cast<double>(result.words);
     bytes += static_cast<double>(result.answer.scores.front().bytes);
@@ -103,7 +102,7 @@ Json to_json(const std::map<std::string, Mean>& metrics) {
 
 Status cannot(const char* what, const std::string& path, int error) {
   const StatusCode code = error == ENOSPC || error == EDQUOT ? StatusCode::kResourceExhausted : StatusCode::kIo;
-  return make_status(code, "cannot {} '{}': {}", what, path, strerror(error));
+  return make_status(code, "cannot {} '{}': {}", what, path, std::strerror(error));
 }
 
 }  // namespace
@@ -113,6 +112,9 @@ QuestionResult score_answer(const EvalTask& task, const TaskItem& item, std::siz
   const Question& asked = item.questions[question];
   QuestionResult result{
       .item = index, .question = question, .id = item.id, .group = item.group, .answer = std::move(answer)};
+  for (const TextScore& score : result.answer.scores)
+    if (!std::isfinite(score.log_likelihood) && result.answer.status.ok())
+      result.answer.status = data_loss("a log-likelihood is not finite");
   const bool answered = result.answer.status.ok();
   result.error = answered ? "" : result.answer.status.message();
   const std::vector<TextScore>& scores = result.answer.scores;
@@ -135,7 +137,9 @@ QuestionResult score_answer(const EvalTask& task, const TaskItem& item, std::siz
       result.scores["acc_norm"] = answered && likeliest(scores, by_length) == asked.answer ? 1 : 0;
       break;
     }
-    case TaskRequest::kRolling: result.words = count_words(item.context + asked.prompt);
+    case TaskRequest::kRolling:
+      result.words = count_words(asked.prompt);
+      if (answered) result.answer.scores.front().bytes = std::ssize(asked.prompt);
   }
   return result;
 }
@@ -251,13 +255,17 @@ Result<QuestionResult> question_result_from_json(const Json& json) {
   }
 }
 
+std::string dump_line(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
 Result<ResultLog> ResultLog::open(const std::string& path, const Json& header) {
   ResultLog log;
   log.path_ = path;
   log.descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   if (log.descriptor_ < 0) return cannot("open", path, errno);
   KVASIR_ASSIGN_OR_RETURN(const std::string text, read_file(path, std::size_t{4} << 30));
-  const std::string first = header.dump(-1, ' ', false, Json::error_handler_t::replace);
+  const std::string first = dump_line(header);
   const std::size_t whole = text.rfind('\n') == std::string::npos ? 0 : text.rfind('\n') + 1;
   if (whole < text.size() && ::ftruncate(log.descriptor_, static_cast<off_t>(whole)) != 0)
     return cannot("shorten", path, errno);
@@ -300,11 +308,14 @@ ResultLog::~ResultLog() {
 }
 
 Status ResultLog::add(const QuestionResult& result) {
-  const std::string line = to_json(result).dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
+  const std::string line = dump_line(to_json(result)) + '\n';
+  const off_t end = ::lseek(descriptor_, 0, SEEK_END);
   errno = 0;
-  if (::write(descriptor_, line.data(), line.size()) != std::ssize(line))
-    return cannot("write", path_, errno == 0 ? ENOSPC : errno);
-  return {};
+  if (::write(descriptor_, line.data(), line.size()) == std::ssize(line)) return {};
+  const int error = errno == 0 ? ENOSPC : errno;
+  // A part of a line would be joined to the next.
+  if (end >= 0 && ::ftruncate(descriptor_, end) != 0) return cannot("shorten", path_, errno);
+  return cannot("write", path_, error);
 }
 
 }  // namespace kvasir

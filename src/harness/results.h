@@ -29,10 +29,10 @@ struct QuestionResult {
   QuestionAnswer answer;
 };
 
-// Scores an answer by the task's metrics: those of the definition; of choices `acc` and `acc_norm` (by the
-// log-likelihood, and by it divided by the choice's characters), as lm-evaluation-harness; of rolling log-likelihoods
-// `word_perplexity`, `byte_perplexity` and `bits_per_byte` come from sums (summarize). An answer with an error scores
-// 0.
+// Scores an answer. Of kGenerate it computes the definition's metrics; of kChoices `acc` (the likeliest choice is
+// right) and `acc_norm` (the one with the largest log-likelihood per character), as lm-evaluation-harness does. An
+// answer with an error scores 0. Of kRolling it counts bytes and words, from whose sums summarize() computes
+// perplexities.
 QuestionResult score_answer(const EvalTask& task, const TaskItem& item, std::size_t index, std::size_t question,
                             QuestionAnswer answer);
 
@@ -72,6 +72,9 @@ TaskSummary summarize(const EvalTask& task, std::vector<QuestionResult> results)
 
 nlohmann::ordered_json to_json(const QuestionResult& result);
 nlohmann::ordered_json to_json(const TaskSummary& summary);
+
+// Returns the JSON in one line; invalid UTF-8 in it becomes U+FFFD.
+std::string dump_line(const nlohmann::ordered_json& json);
 
 // Reads what to_json wrote. Errors: kDataLoss.
 Result<QuestionResult> question_result_from_json(const nlohmann::ordered_json& json);

@@ -29,7 +29,7 @@ struct AskOptions {
   TaskRequest request = TaskRequest::kGenerate;
   Reading reading = Reading::kTogether;
   Truncation truncation = Truncation::kMiddle;
-  bool chat = false;              // as the user's message of a conversation, in the form of the chat template
+  bool chat = false;              // asks in a user's message, in the form of the chat template
   std::vector<std::string> stop;  // kGenerate
   std::int64_t max_tokens = 128;  // kGenerate
   std::string policy;             // of an engine; empty: its own
@@ -37,6 +37,9 @@ struct AskOptions {
   std::int64_t room = 0;          // tokens of a prompt and its answer; 0: the model's trained context
   int parallel = 8;               // items under way at a time
 };
+
+// Checks that a task can be asked in this way. Errors: kInvalidArgument, kUnsupported.
+Status check_asking(TaskRequest request, const AskOptions& options, bool by_endpoint);
 
 // The log-likelihood of one text behind a prompt.
 struct TextScore {
@@ -69,10 +72,11 @@ class Subject {
   // Gets the answer to question `question` of item `item`. Returns false to stop.
   using OnAnswer = std::function<bool(std::size_t item, std::size_t question, QuestionAnswer answer)>;
 
-  // Asks all questions of all items. Answers come in the order in which they are complete. A question that cannot be
-  // asked, such as one that is too long, has an answer that says so. `tick` (may be empty) is called between passes and
-  // returns false to stop. Errors: those that leave no other question an answer; kCancelled.
-  virtual Status ask(std::span<const TaskItem> items, const AskOptions& options, const OnAnswer& on_answer,
+  // Asks all questions of the items. Answers come in the order in which they are complete. A question that cannot be
+  // asked, such as one that is too long, has an answer that says so. After `on_answer` returns false it is not called
+  // again. `tick` (may be empty) is called between passes and returns false to stop. Errors: those that leave no other
+  // question an answer, such as a server that cannot be reached; kCancelled. REQUIRES: check_asking(...).ok().
+  virtual Status ask(std::span<const TaskItem* const> items, const AskOptions& options, const OnAnswer& on_answer,
                      const std::function<bool()>& tick) = 0;
 };
 

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <set>
-#include <tuple>
+#include <map>
 #include <utility>
 
 #include "base/status.h"
@@ -25,16 +24,16 @@ AskOptions options_of(const TaskRun& run) {
 }  // namespace
 
 Result<std::vector<QuestionResult>> run_task(Subject& subject, const TaskRun& run) {
-  std::vector<QuestionResult> results;
-  std::set<Place> found;
+  // Answers of earlier runs, without those that failed: they are asked again.
+  std::map<Place, QuestionResult> found;
   if (run.log != nullptr)
     for (const QuestionResult& result : run.log->found()) {
       if (result.item >= run.items.size() || result.question >= run.items[result.item].questions.size())
         return data_loss("the results of an earlier run name item {}, which there is not; remove them", result.item);
-      if (found.emplace(result.item, result.question).second) results.push_back(result);
+      if (result.error.empty()) found[{result.item, result.question}] = result;
     }
   // An item with a question left is asked again as a whole, since a conversation's questions follow each other.
-  std::vector<TaskItem> left;
+  std::vector<const TaskItem*> left;
   std::vector<std::size_t> index;
   std::size_t total = 0;
   for (std::size_t i = 0; i < run.items.size(); ++i) {
@@ -43,27 +42,29 @@ Result<std::vector<QuestionResult>> run_task(Subject& subject, const TaskRun& ru
     bool missing = false;
     for (std::size_t q = 0; q < questions; ++q) missing = missing || !found.contains({i, q});
     if (!missing) continue;
-    left.push_back(run.items[i]);
+    left.push_back(&run.items[i]);
     index.push_back(i);
   }
-  const auto go_on = [&] { return !run.progress || run.progress(results.size(), total); };
+  const auto go_on = [&] { return !run.progress || run.progress(found.size(), total); };
   if (!go_on()) return Status(StatusCode::kCancelled, "");
   Status failed;
   auto last = std::chrono::steady_clock::now();
   const auto take = [&](std::size_t item, std::size_t question, QuestionAnswer answer) {
     const auto now = std::chrono::steady_clock::now();
-    if (found.emplace(index[item], question).second) {
-      QuestionResult result = score_answer(*run.task, left[item], index[item], question, std::move(answer));
+    const Place place{index[item], question};
+    if (!found.contains(place)) {
+      QuestionResult result = score_answer(*run.task, *left[item], index[item], question, std::move(answer));
       result.wall_seconds = std::chrono::duration<double>(now - std::exchange(last, now)).count();
       if (run.log != nullptr) failed = run.log->add(result);
-      results.push_back(std::move(result));
+      found[place] = std::move(result);
     }
     return failed.ok() && go_on();
   };
   const Status status = left.empty() ? Status() : subject.ask(left, options_of(run), take, go_on);
   KVASIR_RETURN_IF_ERROR(failed);
   KVASIR_RETURN_IF_ERROR(status);
-  std::ranges::sort(results, {}, [](const QuestionResult& r) { return std::tuple(r.item, r.question); });
+  std::vector<QuestionResult> results;
+  for (auto& [place, result] : found) results.push_back(std::move(result));
   return results;
 }
 

@@ -8,6 +8,7 @@
 #include "base/system_memory.h"
 #include "base/thread_pool.h"
 #include "gguf/reader.h"
+#include "kvasir/version.h"
 #include "planning/memory_plan.h"
 #include "retention/registry.h"
 #include "runtime/fingerprint.h"
@@ -70,11 +71,16 @@ class GgufModel : public TestedModel {
     const ModelSummary& model = engine.model();
     nlohmann::ordered_json json{{"model", std::filesystem::path(options_.model).filename().string()},
                                 {"fingerprint", fingerprint_.hex()},
+                                {"version", kVersion},
                                 {"isa", model.isa},
-                                {"threads", model.threads}};
-    for (const AdapterFile& adapter : options_.lora)
-      json["adapters"].push_back(
-          {{"file", std::filesystem::path(adapter.path).filename().string()}, {"scale", adapter.scale}});
+                                {"threads", model.threads},
+                                {"page", options_.page_slots}};
+    for (const AdapterFile& adapter : options_.lora) {
+      const Result<gguf::File> file = gguf::File::open(adapter.path);
+      json["adapters"].push_back({{"file", std::filesystem::path(adapter.path).filename().string()},
+                                  {"fingerprint", file.ok() ? fingerprint_of(*file).hex() : ""},
+                                  {"scale", adapter.scale}});
+    }
     return json;
   }
 

@@ -112,9 +112,10 @@ class LoadedText final : public ModelText {
     return guarded(
         [&]() -> Result<std::int64_t> { return kvasir::system_tokens(*model_->tokenizer, *model_->chat, messages); });
   }
-  Result<std::vector<std::int32_t>> encode(std::string_view text, bool add_special, bool parse_special) const override {
-    return guarded(
-        [&] { return model_->tokenizer->encode(text, {.add_special = add_special, .parse_special = parse_special}); });
+  Result<std::vector<std::int32_t>> encode(std::string_view text, bool add_special, bool parse_special,
+                                           bool continues) const override {
+    const EncodeOptions options{.add_special = add_special, .parse_special = parse_special, .continues = continues};
+    return guarded([&] { return model_->tokenizer->encode(text, options); });
   }
   Result<std::string> decode(std::span<const std::int32_t> tokens, bool special) const override {
     return guarded([&]() -> Result<std::string> {

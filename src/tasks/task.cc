@@ -198,6 +198,14 @@ Status check(const EvalTask& task) {
     if (task.choices.empty() && task.choices_field.empty()) return invalid_argument("'choices' is missing");
     if (!task.answer.parsed) return invalid_argument("'answer' is missing: the number or letter of the right choice");
   }
+  if (std::ranges::count(task.stop, "") > 0)
+    return invalid_argument("'stop' has an empty text, which would end every answer");
+  if (task.request == TaskRequest::kRolling &&
+      (!task.turns_field.empty() || !task.turns_lists.empty() || task.context.parsed || task.answer_prefix.parsed ||
+       task.description.parsed || task.shots > 0))
+    return invalid_argument(
+        "a 'rolling' task scores its 'prompt' alone: turns, context, answer_prefix, description and shots have no "
+        "place there");
   if (task.shots > 0 && !task.target.parsed) return invalid_argument("'target' is missing: the answer of an example");
   return {};
 }
@@ -284,7 +292,9 @@ Result<Question> make_question(const EvalTask& task, const Item& item, const Jso
     if (!task.classes_field.empty()) {
       KVASIR_ASSIGN_OR_RETURN(question.classes, texts_of(record, outer, task.classes_field));
     }
-    if (!question.references.empty()) question.golden = question.references.front();
+    if (question.references.empty()) return invalid_argument("there is no right answer");
+    if (std::ranges::count(question.references, "") > 0) return invalid_argument("a right answer is empty");
+    question.golden = question.references.front();
   }
   if (task.request != TaskRequest::kChoices) return question;
   for (const TaskTemplate& choice : task.choices) {
@@ -399,6 +409,7 @@ Result<EvalTask> read(std::string_view definition) {
                             json_reason(parsed.error));
   Definition fields(&json);
   EvalTask task;
+  task.definition = definition;
   KVASIR_RETURN_IF_ERROR(fields.text("name", &task.name));
   KVASIR_RETURN_IF_ERROR(fields.text("title", &task.title));
   KVASIR_RETURN_IF_ERROR(fields.text("source", &task.source));

@@ -40,6 +40,7 @@ struct TaskTemplate {
 };
 
 struct EvalTask {
+  std::string definition;  // its JSON, as parse_task got it
   std::string name;
   std::string title;
   std::string source;  // address of the benchmark

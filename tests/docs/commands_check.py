@@ -93,9 +93,9 @@ def set_up(folder, kvasir, model, source):
     run("run", "-m", "MODEL", "--chat", "-p", "Hello", "-n", "5", "--save", "chat.kvs")
     run("record", "-m", "MODEL", "-f", "book.txt", "--tokens", "600", "-o", "attention.npy")
     data = source / "tests/tasks/data"
-    for name in ("test", "gsm8k"):
-        shutil.copy(data / "gsm8k/test.jsonl", folder / f"{name}.jsonl")
-    shutil.copy(data / "gsm8k/train.jsonl", folder / "train.jsonl")
+    for name in ("test", "train"):
+        shutil.copy(data / f"gsm8k/{name}.jsonl", folder / f"{name}.jsonl")
+    shutil.copy(data / "longbench/longbench.jsonl", folder / "qasper.jsonl")
     (folder / "my_task.json").write_text('{"prompt": "{{ q }}", "references": "a", "metrics": ["exact_match"], "max_tokens": 4}')
     (folder / "items.jsonl").write_text('{"q": "Two and two are", "a": "four"}\n')
     (folder / "grid.json").write_text('{"policies": ["full", "snapkv:budget={budget}"], "budgets": [64], "tasks": ['

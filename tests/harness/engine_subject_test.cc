@@ -73,11 +73,12 @@ class HarnessEngine : public testing::TestWithParam<const char*> {
     return *results;
   }
 
-  QuestionTokens tokens_of(const EvalTask& task, const TaskItem& item, std::size_t question, Reading reading) {
+  ItemTokens tokens_of(const EvalTask& task, const TaskItem& item, Reading reading) {
     AskOptions options;
     options.request = task.request;
     options.reading = reading;
-    auto tokens = question_tokens(engine_->text(), item, question, options, engine_->model().context);
+    options.max_tokens = task.max_tokens;
+    auto tokens = item_tokens(engine_->text(), item, options, engine_->model().context);
     EXPECT_TRUE(tokens.ok()) << tokens.status().message();
     return *tokens;
   }
@@ -109,7 +110,7 @@ TEST_P(HarnessEngine, ScoresChoicesAsSequencesDo) {
   const std::vector<QuestionResult> results = ask(task, items, Reading::kTogether);
   ASSERT_EQ(results.size(), items.size());
   for (std::size_t i = 0; i < items.size(); ++i) {
-    const QuestionTokens tokens = tokens_of(task, items[i], 0, Reading::kTogether);
+    const QuestionTokens tokens = tokens_of(task, items[i], Reading::kTogether).questions[0];
     ASSERT_EQ(results[i].answer.scores.size(), 3U);
     for (std::size_t c = 0; c < 3; ++c) {
       const auto runner = new_runner(model_, GetParam());
@@ -154,9 +155,10 @@ TEST_P(HarnessEngine, ReadsAContextBeforeItsQuestions) {
       auto made = engine_->new_session({.policy = GetParam()});
       ASSERT_TRUE(made.ok());
       const std::shared_ptr<Session> session = std::move(*made);
-      read(session, tokens_of(turns, items[i], 0, reading).context);
+      const ItemTokens of_item = tokens_of(turns, items[i], reading);
+      read(session, of_item.context);
       for (std::size_t q = 0; q < 3; ++q) {
-        const QuestionTokens tokens = tokens_of(turns, items[i], q, reading);
+        const QuestionTokens& tokens = of_item.questions[q];
         auto fork = session->fork();
         ASSERT_TRUE(fork.ok());
         const std::shared_ptr<Session> asked = std::move(*fork);
@@ -188,7 +190,8 @@ TEST_P(HarnessEngine, ScoresWholeTexts) {
     ASSERT_TRUE(expected.ok());
     EXPECT_DOUBLE_EQ(results[i].answer.scores[0].log_likelihood, sum(*expected));
     EXPECT_EQ(results[i].answer.scores[0].tokens, std::ssize(*tokens) - 1);
-    EXPECT_GT(results[i].scores.size() + results[i].words, 0U);
+    EXPECT_EQ(results[i].answer.scores[0].bytes, std::ssize(items[i].questions[0].prompt));
+    EXPECT_GT(results[i].words, 10);
   }
 }
 
@@ -208,38 +211,121 @@ TEST_P(HarnessEngine, BitsDoNotDependOnWhatRunsBeside) {
 
 INSTANTIATE_TEST_SUITE_P(All, HarnessEngine, testing::Values("full", "streaming:cap=96", "snapkv:budget=64,window=16"));
 
-// A prompt that is too long is shortened in the middle, or refused; other questions are answered.
-TEST(HarnessPrompts, ThatAreTooLong) {
-  EngineOptions options;
-  options.model = model_file();
-  options.threads = 1;
-  options.kv_memory = std::uint64_t{1} << 26;
-  auto engine = Engine::open(options);
-  ASSERT_TRUE(engine.ok());
+// Context and question read one after the other are what a session reads of their texts.
+TEST_P(HarnessEngine, PartsAreReadAsASessionReadsThem) {
   const EvalTask task = task_of(kGenerate);
   const std::vector<TaskItem> items = items_of(task);
-  AskOptions ask;
-  ask.max_tokens = 9;
-  const auto whole = question_tokens((*engine)->text(), items.back(), 0, ask, 10000);
-  ASSERT_TRUE(whole.ok());
-  EXPECT_EQ(whole->left_out, 0);
-  const auto size = static_cast<std::int64_t>(whole->prompt.size());
-  const auto middle = question_tokens((*engine)->text(), items.back(), 0, ask, size - 20 + 9);
-  ASSERT_TRUE(middle.ok());
-  EXPECT_EQ(middle->left_out, 20);
+  const std::vector<QuestionResult> results = ask(task, items, Reading::kContextFirst);
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    auto session = engine_->new_session({.policy = GetParam()});
+    ASSERT_TRUE(session.ok());
+    ASSERT_TRUE((*session)->read(items[i].context).ok());
+    ASSERT_TRUE((*session)->read(items[i].questions[0].prompt).ok());
+    GenerateOptions options;
+    options.max_tokens = 9;
+    options.stop = {"\n\n"};
+    options.sampling.temperature = 0;
+    const auto expected = (*session)->generate(options, {});
+    ASSERT_TRUE(expected.ok());
+    EXPECT_EQ(results[i].answer.text, expected->text) << i;
+  }
+}
+
+class HarnessPrompts : public testing::Test {
+ protected:
+  HarnessPrompts() {
+    EngineOptions options;
+    options.model = model_file();
+    options.threads = 1;
+    options.kv_memory = std::uint64_t{1} << 26;
+    auto opened = Engine::open(options);
+    EXPECT_TRUE(opened.ok()) << opened.status().message();
+    engine_ = std::move(*opened);
+    task_ = task_of(kGenerate);
+    ask_.max_tokens = 9;
+  }
+  ItemTokens tokens(const TaskItem& item, std::int64_t room) const {
+    auto made = item_tokens(engine_->text(), item, ask_, room);
+    EXPECT_TRUE(made.ok()) << made.status().message();
+    return *made;
+  }
+  std::unique_ptr<Engine> engine_;
+  EvalTask task_;
+  AskOptions ask_;
+};
+
+// A prompt that is too long is shortened in the middle or at the start, or refused.
+TEST_F(HarnessPrompts, ThatAreTooLong) {
+  const TaskItem item = items_of(task_).back();
+  const QuestionTokens whole = tokens(item, 10000).questions[0];
+  EXPECT_EQ(whole.left_out, 0);
+  const auto size = static_cast<std::int64_t>(whole.prompt.size());
+  const QuestionTokens middle = tokens(item, size - 20 + 9).questions[0];
+  EXPECT_EQ(middle.left_out, 20);
   const std::ptrdiff_t half = (size - 20) / 2;
-  Tokens expected(whole->prompt.begin(), whole->prompt.begin() + half);
-  expected.insert(expected.end(), whole->prompt.begin() + half + 20, whole->prompt.end());
-  EXPECT_EQ(middle->prompt, expected);
-  ask.truncation = Truncation::kStart;
-  const auto start = question_tokens((*engine)->text(), items.back(), 0, ask, size - 20 + 9);
-  ASSERT_TRUE(start.ok());
-  EXPECT_EQ(start->prompt.front(), whole->prompt.front());
-  EXPECT_EQ(Tokens(start->prompt.begin() + 1, start->prompt.end()),
-            Tokens(whole->prompt.begin() + 21, whole->prompt.end()));
-  ask.truncation = Truncation::kRefuse;
-  const auto refused = question_tokens((*engine)->text(), items.back(), 0, ask, size - 20 + 9);
-  EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
+  Tokens expected(whole.prompt.begin(), whole.prompt.begin() + half);
+  expected.insert(expected.end(), whole.prompt.begin() + half + 20, whole.prompt.end());
+  EXPECT_EQ(middle.prompt, expected);
+  ask_.truncation = Truncation::kStart;
+  const QuestionTokens start = tokens(item, size - 20 + 9).questions[0];
+  EXPECT_EQ(start.prompt.front(), whole.prompt.front());
+  EXPECT_EQ(Tokens(start.prompt.begin() + 1, start.prompt.end()),
+            Tokens(whole.prompt.begin() + 21, whole.prompt.end()));
+  ask_.truncation = Truncation::kRefuse;
+  EXPECT_EQ(tokens(item, size - 20 + 9).questions[0].status.code(), StatusCode::kInvalidArgument);
+}
+
+// A context that questions share is shortened once, for the longest; a conversation for all of them.
+TEST_F(HarnessPrompts, OfOneContextAreShortenedTogether) {
+  const EvalTask turns = task_of(R"({"request": "generate", "context": "{{ story }}\n", "prompt": "So {{ who }}",
+      "turns": "questions", "references": "a", "metrics": ["exact_match"], "max_tokens": 9})");
+  const TaskItem item = items_of(turns, true).back();
+  ask_.reading = Reading::kContextFirst;
+  const ItemTokens whole = tokens(item, 10000);
+  std::int64_t longest = 0, all = 0;
+  for (const QuestionTokens& question : whole.questions) {
+    longest = std::max<std::int64_t>(longest, std::ssize(question.prompt));
+    all += std::ssize(question.prompt);
+  }
+  const auto context = static_cast<std::int64_t>(whole.context.size());
+  const ItemTokens cut = tokens(item, context + longest + 9 - 15);
+  EXPECT_EQ(std::ssize(cut.context), context - 15);
+  for (const QuestionTokens& question : cut.questions) EXPECT_EQ(question.left_out, 15);
+  ask_.reading = Reading::kConversation;
+  const ItemTokens conversation = tokens(item, 10000);
+  std::int64_t golden = 0;
+  for (std::size_t q = 0; q + 1 < conversation.questions.size(); ++q)
+    golden += std::ssize(conversation.questions[q].golden);
+  const ItemTokens talk = tokens(item, context + all + golden + 9 - 15);
+  EXPECT_EQ(std::ssize(talk.context), context - 15);
+  EXPECT_EQ(std::ssize(tokens(item, context + all + golden + 9).context), context);
+}
+
+// A small memory that contexts under way would fill: each item is answered all the same, as alone.
+TEST(HarnessMemory, ItemsWaitForEachOther) {
+  const EvalTask task = task_of(kGenerate);
+  const std::vector<TaskItem> items = items_of(task);
+  std::vector<std::string> answers[2];
+  for (const int parallel : {1, 5}) {
+    EngineOptions options;
+    options.model = model_file();
+    options.threads = 1;
+    options.kv_memory = std::uint64_t{900} << 10;
+    auto engine = Engine::open(options);
+    ASSERT_TRUE(engine.ok());
+    const auto subject = make_engine_subject(engine->get(), {}, {});
+    TaskRun run{.task = &task, .items = items};
+    run.ask.policy = "full";
+    run.ask.reading = Reading::kContextFirst;
+    run.ask.parallel = parallel;
+    const auto results = run_task(*subject, run);
+    ASSERT_TRUE(results.ok()) << results.status().message();
+    for (const QuestionResult& result : *results) {
+      EXPECT_EQ(result.error, "");
+      answers[parallel == 1 ? 0 : 1].push_back(result.answer.text);
+    }
+  }
+  EXPECT_EQ(answers[0], answers[1]);
 }
 
 }  // namespace

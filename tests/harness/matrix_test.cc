@@ -50,6 +50,10 @@ TEST(HarnessMatrix, WrongGridsNameWhatIsWrong) {
   has(refusal(R"({"tasks": [{"task": "x", "perplexity": "y"}]})"), "either 'task' or 'perplexity'");
   has(refusal(R"({"tasks": [{"task": "x", "limit": -1}]})"), "'limit'");
   has(refusal(R"({"tasks": [{"perplexity": "x", "window": 8, "prefill": 8}]})"), "'prefill'");
+  has(refusal(R"({"tasks": [{"perplexity": "x", "window": 100, "prefill": 99}]})"), "'prefill'");
+  has(refusal(R"({"budgets": [2.5], "tasks": [{"task": "x"}]})"), "'budgets'");
+  has(refusal(R"({"budgets": [-5], "tasks": [{"task": "x"}]})"), "'budgets'");
+  has(refusal(R"({"budgets": [1e300], "tasks": [{"task": "x"}]})"), "'budgets'");
   has(refusal(R"({"policies": [], "tasks": [{"task": "x"}]})"), "0 cells");
   has(refusal(R"({"reading": "backwards", "tasks": [{"task": "x"}]})"), "backwards");
 }

@@ -15,21 +15,23 @@ namespace {
 class ListSubject : public Subject {
  public:
   nlohmann::ordered_json identity() const override { return {}; }
-  Status ask(std::span<const TaskItem> items, const AskOptions& options, const OnAnswer& on_answer,
+  Status ask(std::span<const TaskItem* const> items, const AskOptions& options, const OnAnswer& on_answer,
              const std::function<bool()>&) override {
     asked += items.size();
     last = options;
     for (std::size_t i = items.size(); i-- > 0;)
-      for (std::size_t q = 0; q < items[i].questions.size(); ++q) {
+      for (std::size_t q = 0; q < items[i]->questions.size(); ++q) {
         if (answers_left-- == 0) return make_status(StatusCode::kIo, "the power went out");
         QuestionAnswer answer;
-        answer.text = items[i].questions[q].references.front();
+        if (fails) answer.status = make_status(StatusCode::kInvalidArgument, "not now");
+        answer.text = items[i]->questions[q].references.front();
         if (!on_answer(i, q, std::move(answer))) return Status(StatusCode::kCancelled, "");
       }
     return {};
   }
   std::size_t asked = 0;
   int answers_left = 1000;
+  bool fails = false;
   AskOptions last;
 };
 
@@ -76,6 +78,23 @@ TEST_F(HarnessRun, GoesOnWhereItEnded) {
     EXPECT_EQ((*results)[i].question, i % 2);
     EXPECT_EQ((*results)[i].scores.at("exact_match"), 1);
   }
+  ListSubject none;
+  ASSERT_TRUE(run(none).ok());
+  EXPECT_EQ(none.asked, 0U);
+}
+
+TEST_F(HarnessRun, AsksAgainWhatFailed) {
+  ListSubject broken;
+  broken.fails = true;
+  const auto failed = run(broken);
+  ASSERT_TRUE(failed.ok());
+  EXPECT_EQ(failed->front().error, "not now");
+  EXPECT_EQ(failed->front().scores.at("exact_match"), 0);
+  ListSubject mended;
+  const auto results = run(mended);
+  ASSERT_TRUE(results.ok());
+  EXPECT_EQ(mended.asked, 6U);
+  for (const QuestionResult& result : *results) EXPECT_EQ(result.scores.at("exact_match"), 1);
   ListSubject none;
   ASSERT_TRUE(run(none).ok());
   EXPECT_EQ(none.asked, 0U);

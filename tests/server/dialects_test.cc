@@ -27,7 +27,8 @@ class ByteText final : public ModelText {
   }
   Result<PromptTokens> encode_prompt(const RequestOptions&) const override { return unsupported("none"); }
   Result<std::int64_t> system_tokens(std::span<const Message>) const override { return std::int64_t{0}; }
-  Result<std::vector<std::int32_t>> encode(std::string_view text, bool add_special, bool parse_special) const override {
+  Result<std::vector<std::int32_t>> encode(std::string_view text, bool add_special, bool parse_special,
+                                           bool) const override {
     std::vector<std::int32_t> tokens;
     if (add_special) tokens.push_back(1);
     for (std::int32_t i = 0; fills_ && parse_special && i < 3; ++i)

@@ -17,6 +17,11 @@
 #include "tasks/generated/generated_tasks.h"
 
 namespace kvasir::cli {
+namespace {
+
+constexpr std::string_view kKeyOption = "--endpoint-key";
+
+}  // namespace
 
 Result<EvalTask> find_task(const std::string& name) {
   for (const GeneratedTask& each : generated_tasks()) {
@@ -39,7 +44,10 @@ std::string command_text(const CommandLine& line) {
   std::vector<std::string> arguments = line.reversed();
   std::ranges::reverse(arguments);
   std::string text = "kvasir";
-  for (const std::string& argument : arguments) {
+  bool secret = false;
+  for (std::string argument : arguments) {
+    if (std::exchange(secret, argument == kKeyOption)) argument = "...";
+    if (argument.starts_with(fmt::format("{}=", kKeyOption))) argument = fmt::format("{}=...", kKeyOption);
     const bool plain = !argument.empty() && std::ranges::all_of(argument, [](char c) {
       return std::string_view("'\"\\ \t\n$`&|;<>()*?[]#~{}!").find(c) == std::string_view::npos;
     });
@@ -91,6 +99,8 @@ class Runs : public CellRuns {
     if (!plan_.endpoint || generates) {
       KVASIR_ASSIGN_OR_RETURN(model_, TestedModel::open(plan_.engine));
     }
+    for (const CellTask& each : plan_.tasks)
+      KVASIR_RETURN_IF_ERROR(check_asking(each.task.request, plan_.ask, plan_.endpoint.has_value()));
     for (CellTask& each : plan_.tasks) {
       std::string filler;
       each.data.filler = the_bell_of_saint_anne();
@@ -119,7 +129,8 @@ class Runs : public CellRuns {
     std::string stem;
     std::optional<ResultLog> log;
     if (!plan_.out.empty()) {
-      stem = fmt::format("{}/{}", plan_.out, file_name_of(fmt::format("{},{},{}", asked.name, name, cell.json.dump())));
+      stem = fmt::format("{}/{}", plan_.out,
+                         file_name_of(fmt::format("{},{},{}", asked.name, name, dump_line(cell.json))));
       KVASIR_ASSIGN_OR_RETURN(log, ResultLog::open(stem + ".jsonl", cell.json));
     }
     TaskRun run{
@@ -145,14 +156,17 @@ class Runs : public CellRuns {
  private:
   Status load() {
     const std::int64_t room = plan_.ask.room > 0 ? plan_.ask.room : model_->context();
+    // A token has at least one byte. Questions on one context are read one behind another at most.
     std::int64_t longest = 2;
     for (std::size_t t = 0; t < plan_.tasks.size(); ++t)
-      for (const TaskItem& item : data_[t].items)
-        for (const Question& question : item.questions) {
-          // A token has at least one byte.
-          const std::size_t bytes = item.context.size() + question.prompt.size() + question.answer_prefix.size();
-          longest = std::max(longest, static_cast<std::int64_t>(bytes) + plan_.tasks[t].task.max_tokens);
-        }
+      for (const TaskItem& item : data_[t].items) {
+        auto tokens = static_cast<std::int64_t>(item.context.size());
+        for (const Question& question : item.questions)
+          tokens += static_cast<std::int64_t>(question.prompt.size() + question.answer_prefix.size() +
+                                              question.golden.size()) +
+                    plan_.tasks[t].task.max_tokens;
+        longest = std::max(longest, tokens);
+      }
     ProgressBar bar("loading");
     KVASIR_ASSIGN_OR_RETURN(engine_, model_->load(plan_.settings, std::min(longest, std::max<std::int64_t>(room, 2)),
                                                   plan_.ask.parallel, [&](std::uint64_t done, std::uint64_t total) {
@@ -161,6 +175,10 @@ class Runs : public CellRuns {
     note_slow_kernels(plan_.engine.isa, engine_->model().isa);
     subject_ = make_engine_subject(engine_.get(), model_->identity(*engine_), model_->begin_token());
     return {};
+  }
+
+  static std::string hash_of(const std::string& text) {
+    return fmt::format("{:016x}", hash64(std::as_bytes(std::span(text))));
   }
 
   // What tells a run from all others.

@@ -2,15 +2,22 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/counted.h"
 
 namespace kvasir::cli {
 namespace {
+
+std::string setting_name(const Cell& cell) {
+  return cell.setting.policy.empty() ? "the server" : cell.setting.policy + " " + cell.setting.codec;
+}
 
 // A policy without its size: what a line of a chart joins.
 std::string family_of(const std::string& policy) {
@@ -20,9 +27,9 @@ std::string family_of(const std::string& policy) {
 report::Table table_of(const std::vector<Cell>& cells, const std::string& metric) {
   report::Table table;
   table.title = metric;
-  table.note = fmt::format("+- is the standard error. The difference is taken from {} {}, question by question.",
-                           cells.front().setting.policy, cells.front().setting.codec);
-  table.header = {"policy", "codec", "mean", "+-", "n", "difference", "+- ", "kept", "KV MiB", "seconds"};
+  table.note = fmt::format("The difference is taken from {}, question by question.", setting_name(cells.front()));
+  table.header = {"policy",     "codec",       "mean", "standard error", "n",
+                  "difference", "error of it", "kept", "KV MiB",         "seconds"};
   table.align = {report::Align::kLeft, report::Align::kLeft};
   for (const Cell& cell : cells) {
     const auto found = cell.summary.metrics.find(metric);
@@ -38,6 +45,23 @@ report::Table table_of(const std::vector<Cell>& cells, const std::string& metric
   return table;
 }
 
+// Means by group, such as the depths of a needle, a series for each setting.
+report::BarChart groups_of(const std::vector<Cell>& cells, const std::string& metric) {
+  report::BarChart chart;
+  chart.title = metric + " by group";
+  chart.value_label = metric;
+  for (const auto& [group, metrics] : cells.front().summary.groups) chart.categories.push_back(group);
+  for (const Cell& cell : cells) {
+    report::BarSeries& series = chart.series.emplace_back();
+    series.name = setting_name(cell);
+    for (const auto& [group, metrics] : cell.summary.groups) {
+      const auto found = metrics.find(metric);
+      series.values.push_back(found == metrics.end() ? std::nan("") : found->second.mean);
+    }
+  }
+  return chart;
+}
+
 // Quality over bytes or time, a line for each kind of policy and codec.
 template <class Of>
 report::LineChart chart_of(const std::vector<Cell>& cells, const std::string& metric, const std::string& label, Of of) {
@@ -46,11 +70,13 @@ report::LineChart chart_of(const std::vector<Cell>& cells, const std::string& me
   chart.x_label = label;
   chart.y_label = metric;
   chart.x_log = true;
-  std::map<std::string, std::map<double, double>> lines;
+  std::map<std::string, std::vector<std::pair<double, double>>> lines;
   for (const Cell& cell : cells)
     if (const auto found = cell.summary.metrics.find(metric); found != cell.summary.metrics.end())
-      lines[family_of(cell.setting.policy) + " " + cell.setting.codec][of(cell.summary)] = found->second.mean;
-  for (const auto& [name, points] : lines) {
+      lines[family_of(cell.setting.policy) + " " + cell.setting.codec].emplace_back(of(cell.summary),
+                                                                                    found->second.mean);
+  for (auto& [name, points] : lines) {
+    std::ranges::sort(points);
     report::Series& series = chart.series.emplace_back();
     series.name = name;
     for (const auto& [x, y] : points) {
@@ -71,19 +97,22 @@ report::Report cells_report(const std::vector<std::vector<Cell>>& cells) {
     if (column.empty()) continue;
     const Json& first = column.front().json;
     const Json& subject = first.at("subject");
-    report.subtitle = fmt::format("{}, {} kernels, {} threads", subject.value("model", ""), subject.value("isa", ""),
-                                  subject.value("threads", 0));
+    report.subtitle = subject.contains("endpoint")
+                          ? fmt::format("{} at {}", subject.value("model", ""), subject.value("endpoint", ""))
+                          : fmt::format("{}, {} kernels, {} threads", subject.value("model", ""),
+                                        subject.value("isa", ""), subject.value("threads", 0));
     report::Section& section = report.sections.emplace_back();
     section.title = fmt::format("{}: {}", first.value("task", ""), first.value("data", ""));
     std::set<std::string> metrics;
     for (const Cell& cell : column)
       for (const auto& [name, mean] : cell.summary.metrics) metrics.insert(name);
     for (const std::string& metric : metrics) {
-      section.blocks.push_back(chart_of(column, metric, "mean KV MiB",
+      section.blocks.push_back(chart_of(column, metric, "KV MiB",
                                         [](const TaskSummary& summary) { return summary.kv_bytes_mean / (1 << 20); }));
       section.blocks.push_back(
           chart_of(column, metric, "seconds", [](const TaskSummary& summary) { return summary.wall_seconds; }));
       section.blocks.push_back(table_of(column, metric));
+      if (column.front().summary.groups.size() > 1) section.blocks.push_back(groups_of(column, metric));
     }
     section.text =
         fmt::format("{} questions. Command: {}", column.front().summary.questions, first.value("command", ""));

@@ -2,11 +2,13 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
-#include <map>
+#include <optional>
 #include <utility>
 
+#include "base/hash.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
 #include "cli/eval/cells.h"
@@ -15,6 +17,7 @@
 #include "cli/signals.h"
 #include "eval/perplexity.h"
 #include "harness/matrix.h"
+#include "kvasir/version.h"
 
 namespace kvasir::cli {
 namespace {
@@ -101,15 +104,18 @@ class MatrixRuns {
     return {};
   }
 
-  Json header_of(const LoadedModel& model, const MatrixTask& task, const CacheSetting& setting) const {
+  Json header_of(const LoadedModel& model, const MatrixTask& task, const std::vector<TokenId>& tokens,
+                 const CacheSetting& setting) const {
     return {{"schema", "kvasir-eval/1"},
             {"subject",
              {{"model", std::filesystem::path(options_.engine.model).filename().string()},
               {"fingerprint", model.fingerprint.hex()},
+              {"version", kVersion},
               {"isa", model.kernels->name},
               {"threads", model.threads->threads()}}},
             {"task", "perplexity"},
             {"data", std::filesystem::path(task.text).filename().string()},
+            {"data_fingerprint", fmt::format("{:016x}", hash64(std::as_bytes(std::span(tokens))))},
             {"window", task.window},
             {"windows", task.windows},
             {"prefill", task.prefill},
@@ -120,16 +126,17 @@ class MatrixRuns {
   // Runs the cell, or reads it if it is there.
   Result<Cell> run_perplexity(const std::shared_ptr<LoadedModel>& model, const MatrixTask& task,
                               const std::vector<TokenId>& tokens, const CacheSetting& setting) {
-    const Json header = header_of(*model, task, setting);
+    const Json header = header_of(*model, task, tokens, setting);
     const std::string name = run_name(setting.policy, setting.codec, true);
     const std::string path =
-        fmt::format("{}/{}.json", options_.out, file_name_of(fmt::format("perplexity,{},{}", name, header.dump())));
-    Cell cell{.setting = setting};
+        fmt::format("{}/{}.json", options_.out, file_name_of(fmt::format("perplexity,{},{}", name, dump_line(header))));
     if (const auto found = read_file(path, std::size_t{1} << 30); found.ok()) {
-      cell.json = Json::parse(*found, nullptr, false);
-      Json same = cell.json.is_object() ? cell.json : Json::object();
-      for (const char* field : {"command", "summary", "tokens"}) same.erase(field);
-      if (same == header && read_tokens(cell)) return cell;
+      Json same = Json::parse(*found, nullptr, false);
+      const Json stored = same;
+      if (same.is_object())
+        for (const char* field : {"command", "summary", "tokens"}) same.erase(field);
+      if (dump_line(same) == dump_line(header))
+        if (std::optional<Cell> cell = cell_of(stored, setting)) return std::move(*cell);
     }
     PerplexityOptions options;
     options.policies = {setting.policy};
@@ -140,6 +147,7 @@ class MatrixRuns {
     options.chunk = task.prefill > 0 ? 256 : 1;
     options.compare_full = true;
     std::vector<PerplexityResult> results;
+    const auto begin = std::chrono::steady_clock::now();
     {
       ProgressBar bar(printable("perplexity, " + name, 48));
       KVASIR_ASSIGN_OR_RETURN(
@@ -149,32 +157,36 @@ class MatrixRuns {
           }));
     }
     const PerplexityResult& result = results.front();
-    cell.json = header;
-    cell.json["command"] = command_;
-    const double seconds = result.tpot_ms * static_cast<double>(result.tokens) / 1000;
-    cell.json["summary"] = {{"kept_mean", result.kept_mean},
-                            {"kv_bytes_max", result.kv_bytes_peak},
-                            {"ms_per_token", result.tpot_ms},
-                            {"top1_agree", result.full->top1_agree},
-                            {"wall_seconds", seconds}};
-    cell.json["tokens"] = {{"nll", result.sums.nlls}, {"kld", result.sums.klds}};
-    if (!read_tokens(cell)) return make_status(StatusCode::kIo, "a perplexity has no tokens");
-    KVASIR_RETURN_IF_ERROR(write_cell(cell.json, path));
-    return cell;
+    Json json = header;
+    json["command"] = command_;
+    json["summary"] = {
+        {"kept_mean", result.kept_mean},
+        {"kv_bytes_max", result.kv_bytes_peak},
+        {"ms_per_token", result.tpot_ms},
+        {"top1_agree", result.full->top1_agree},
+        // With the full cache that it is compared with.
+        {"wall_seconds", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()}};
+    json["tokens"] = {{"nll", result.sums.nlls}, {"kld", result.sums.klds}};
+    std::optional<Cell> cell = cell_of(std::move(json), setting);
+    if (!cell) return invalid_argument("'{}' has no token to score in its windows", task.text);
+    KVASIR_RETURN_IF_ERROR(write_cell(cell->json, path));
+    return std::move(*cell);
   }
 
-  // Makes each scored token a question, so that cells are compared token by token. Returns whether they are there.
-  static bool read_tokens(Cell& cell) {
+  // Makes each scored token a question, so that cells are compared token by token. Returns nullopt for JSON that holds
+  // no such cell.
+  static std::optional<Cell> cell_of(Json json, const CacheSetting& setting) {
     try {
-      const auto nll = cell.json.at("tokens").at("nll").get<std::vector<double>>();
-      const auto kld = cell.json.at("tokens").at("kld").get<std::vector<double>>();
-      if (nll.empty() || nll.size() != kld.size()) return false;
+      Cell cell{.setting = setting};
+      const auto nll = json.at("tokens").at("nll").get<std::vector<double>>();
+      const auto kld = json.at("tokens").at("kld").get<std::vector<double>>();
+      if (nll.empty() || nll.size() != kld.size()) return {};
       for (std::size_t i = 0; i < nll.size(); ++i) {
         QuestionResult token{.item = i};
         token.scores = {{"kld", kld[i]}, {"nll", nll[i]}};
         cell.questions.push_back(std::move(token));
       }
-      Json& summary = cell.json.at("summary");
+      Json& summary = json.at("summary");
       cell.summary.metrics["nll"] = mean_of(nll);
       cell.summary.metrics["kld"] = mean_of(kld);
       cell.summary.questions = std::ssize(nll);
@@ -183,9 +195,10 @@ class MatrixRuns {
       cell.summary.kv_bytes_mean = static_cast<double>(cell.summary.kv_bytes_max);
       cell.summary.wall_seconds = summary.at("wall_seconds").get<double>();
       summary["metrics"] = to_json(cell.summary).at("metrics");
-      return true;
+      cell.json = std::move(json);
+      return cell;
     } catch (const Json::exception&) {
-      return false;
+      return {};
     }
   }
 
@@ -229,7 +242,7 @@ Status eval_matrix(MatrixCommand options, const CommandLine& line) {
   Json cells = Json::array();
   for (const std::vector<Cell>& column : runs.cells())
     for (const Cell& cell : column) cells.push_back(cell.json);
-  return print_json({{"cells", cells}});
+  return print_json({{"subject", cells.empty() ? Json() : cells.front()["subject"]}, {"cells", cells}});
 }
 
 }  // namespace

@@ -82,15 +82,23 @@ Status eval_tasks(TasksCommand options, const CommandLine& line) {
     if (!options.json) KVASIR_RETURN_IF_ERROR(print(rows_of(cell, i == 0)));
     cells[i / settings].push_back(std::move(cell));
   }
+  const auto failed = [](const Cell& cell) { return cell.summary.failed == cell.summary.questions; };
+  Status status;  // a table of zeros is no result
+  for (const std::vector<Cell>& of_task : cells)
+    for (const Cell& cell : of_task)
+      if (status.ok() && failed(cell))
+        status = make_status(StatusCode::kIo, "no question of '{}' has an answer; the first: {}",
+                             cell.json["task"].get<std::string>(), cell.questions.front().error);
   if (!options.report.empty()) KVASIR_RETURN_IF_ERROR(write_report(cells_report(cells), options.report));
-  if (!options.json) return {};
+  if (!options.json) return status;
   Json all = Json::array();
   for (std::vector<Cell>& of_task : cells)
     for (Cell& cell : of_task) {
       for (const QuestionResult& question : cell.questions) cell.json["questions"].push_back(to_json(question));
       all.push_back(std::move(cell.json));
     }
-  return print_json({{"subject", runs->subject()}, {"cells", std::move(all)}});
+  KVASIR_RETURN_IF_ERROR(print_json({{"subject", runs->subject()}, {"cells", std::move(all)}}));
+  return status;
 }
 
 void add_generated_options(CLI::App& command, TasksCommand& options) {
@@ -112,7 +120,9 @@ void add_endpoint_options(CLI::App& command, TasksCommand& options) {
   command.add_option("--endpoint", options.endpoint.url, "Ask a server by OpenAI's API, in place of a model")
       ->type_name("URL");
   command.add_option("--endpoint-model", options.endpoint.model, "The model's name there")->type_name("NAME");
-  command.add_option("--endpoint-key", options.endpoint.key, "The server's key")->type_name("KEY");
+  command.add_option("--endpoint-key", options.endpoint.key, "The server's key")
+      ->envname("KVASIR_ENDPOINT_KEY")
+      ->type_name("KEY");
   command.add_option("--body", options.body, "Fields added to every request to the server")->type_name("JSON");
 }
 
