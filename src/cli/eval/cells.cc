@@ -177,15 +177,12 @@ class Runs : public CellRuns {
     return {};
   }
 
-  static std::string hash_of(const std::string& text) {
-    return fmt::format("{:016x}", hash64(std::as_bytes(std::span(text))));
-  }
-
   // What tells a run from all others.
   Json header_of(const EvalTask& task, const TaskData& data, const CacheSetting& setting) const {
     Json header{{"schema", "kvasir-eval/1"},
                 {"subject", subject_->identity()},
                 {"task", task.name},
+                {"definition", fmt::format("{:016x}", hash64(std::as_bytes(std::span(task.definition))))},
                 {"data", data.described},
                 {"items", data.items.size()},
                 {"data_fingerprint", data.fingerprint},
