@@ -150,7 +150,7 @@ void CpuBackend::multiply_rows(const float* x, int inputs, int rows, std::span<c
   // Few rows: large shares of panels, several per thread so that a slow thread does not hold up the rest. Many rows: 4
   // panels or more, since each share reads all rows again, but several shares per thread.
   const int threads = threads_.threads();
-  const int share = rows <= kRowGroup ? std::max(8, (panels / (threads * 4) + 7) / 8 * 8)
+  const int share = rows <= kRowGroup ? std::max(8, (panels / (threads * 12) + 7) / 8 * 8)
                                       : std::clamp(panels / (threads * 8) / 4 * 4, 4, 16);
   const auto multiply_share = [&](int task) {
     int begin = task * share;
