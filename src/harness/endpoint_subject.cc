@@ -236,23 +236,59 @@ class EndpointSubject : public Subject {
     return {};
   }
 
-  // Sums the log-probabilities of the prompt's tokens behind the first `prompt_tokens`.
-  static Status read_scores(const Call& call, const Json& choice, const Json& usage, QuestionAnswer& answer) {
+  // Returns whether tokens [first, end) spell the text. Tokens that are parts of characters spell nothing: any do then.
+  static bool spell(const Json& tokens, std::int64_t first, std::int64_t end, const std::string& text) {
+    std::string joined;
+    for (std::int64_t i = first; i < end; ++i) {
+      const auto& token = tokens.at(static_cast<std::size_t>(i)).get_ref<const std::string&>();
+      if (token.empty() || token.starts_with("bytes:") || token.find("\xEF\xBF\xBD") != std::string::npos) return true;
+      joined += token;
+    }
+    return joined == text;
+  }
+
+  // Returns the index of the first token of the prompt that is scored, or -1 where the tokens are not those of the
+  // text. Some servers count BOS among a prompt's tokens and do not report it.
+  static std::int64_t first_scored(const Json& tokens, std::int64_t first, std::int64_t count,
+                                   const std::string& text) {
+    for (const std::int64_t shift : {0, 1})
+      if (first - shift >= 1 && first - shift + count <= std::ssize(tokens) &&
+          spell(tokens, first - shift, first - shift + count, text))
+        return first - shift;
+    return -1;
+  }
+
+  // What of a prompt is scored: a choice, with the white space before it.
+  std::string scored_text(const Call& call) const {
+    const Question& asked = items_[call.item]->questions[call.question];
+    const std::string prompt = asked.prompt + asked.answer_prefix;
+    const std::size_t last = prompt.find_last_not_of(kAsciiWhiteSpace);
+    return prompt.substr(last == std::string::npos ? 0 : last + 1) + asked.choices[call.text];
+  }
+
+  // Sums the log-probabilities of a choice's tokens, or of all tokens of a text but the first, which nothing is before.
+  Status read_scores(const Call& call, const Json& choice, const Json& usage, QuestionAnswer& answer) const {
     if (!choice.contains("logprobs") || !choice["logprobs"].is_object() ||
         !choice["logprobs"].contains("token_logprobs"))
       return unsupported(
           "the server reports no log-probabilities of prompts, which this task needs (echo with logprobs)");
     const Json& reported = choice["logprobs"];
     const Json& values = reported.at("token_logprobs");
-    const std::int64_t generated = std::max<std::int64_t>(count_of(usage, "completion_tokens"), 0);
-    const std::int64_t end = std::ssize(values) - generated;
-    // Nothing is before a text's first token, so that it has no log-probability.
-    const std::int64_t first = std::max<std::int64_t>(call.prompt_tokens, 1);
-    if (end <= first) return unsupported("the server reports no log-probabilities of the prompt (echo with logprobs)");
+    const std::int64_t prompt = count_of(usage, "prompt_tokens");
+    if (prompt < 1) return unsupported("the server does not say how many tokens a prompt has (usage.prompt_tokens)");
+    std::int64_t first = 1, count = std::min<std::int64_t>(prompt, std::ssize(values)) - 1;
+    if (ask_->request == TaskRequest::kChoices) {
+      count = prompt - call.prompt_tokens;
+      first = count < 1 ? -1 : first_scored(reported.at("tokens"), call.prompt_tokens, count, scored_text(call));
+      if (first < 1) return unsupported("the tokens that the server reports of the prompt do not spell the choice");
+    }
+    if (first + count > std::ssize(values) || count < 1)
+      return unsupported("the server reports no log-probabilities of the prompt (echo with logprobs)");
     TextScore& score = answer.scores[call.text];
-    for (std::int64_t i = first; i < end; ++i) {
+    for (std::int64_t i = first; i < first + count; ++i) {
       const auto at = static_cast<std::size_t>(i);
-      if (!values.at(at).is_number()) return data_loss("the server gives token {} of the prompt no log-probability", i);
+      if (!values.at(at).is_number() || values.at(at).get<double>() > 0)
+        return data_loss("the server gives token {} of the prompt no log-probability", i);
       const double value = values.at(at).get<double>();
       score.log_likelihood += value;
       ++score.tokens;
@@ -262,6 +298,7 @@ class EndpointSubject : public Subject {
           best = std::max(best, likely.get<double>());
       score.greedy = score.greedy && value >= best;
     }
+    if (ask_->request == TaskRequest::kChoices) score.bytes = std::ssize(scored_text(call));
     answer.answer_tokens += score.tokens;
     return {};
   }

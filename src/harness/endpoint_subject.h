@@ -19,8 +19,8 @@ struct EndpointOptions {
 // Asks `url`/v1/completions, or /v1/chat/completions of chats. Log-likelihoods need a server that reports those of a
 // prompt (`echo` with `logprobs`) and counts its tokens (`usage`), as Kvasir and vLLM do; llama-server reports none.
 // The first token of a rolling text is not scored, and all of it is one request. A request for which the server is too
-// busy or that no longer reaches it is sent again, with longer and longer pauses; after six tries the run ends with kIo.
-// Errors: kInvalidArgument for the address; kUnsupported without libcurl.
+// busy or that no longer reaches it is sent again, with longer and longer pauses; after six tries the run ends with
+// kIo. Errors: kInvalidArgument for the address; kUnsupported without libcurl.
 Result<std::unique_ptr<Subject>> make_endpoint_subject(EndpointOptions options);
 
 }  // namespace kvasir

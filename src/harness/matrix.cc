@@ -95,6 +95,7 @@ Result<MatrixTask> read_task(const Json& object, const std::string& folder) {
   task.data.shots = static_cast<int>(shots);
   task.data.count = static_cast<int>(count);
   task.data.seed = static_cast<std::uint64_t>(seed);
+  if (task.prefill < 0) task.prefill = task.window / 2;
   if (!task.text.empty() && (task.window < 4 || task.windows < 1 || task.prefill > task.window - 2))
     return invalid_argument(
         "'window' must be at least 4 tokens, 'windows' at least 1, and 'prefill' 2 below 'window' at most");

@@ -22,7 +22,7 @@ struct MatrixTask {
   std::string text;    // perplexity: the text's file
   std::int64_t window = 2048;
   std::int64_t windows = 4;
-  std::int64_t prefill = 1024;  // tokens of a window that are a prompt, not scored
+  std::int64_t prefill = -1;  // tokens of a window that are a prompt, not scored; -1: half of it
 };
 
 struct Matrix {

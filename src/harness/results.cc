@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -88,9 +89,10 @@ void add_perplexities(const std::vector<QuestionResult>& results, TaskSummary* s
   }
   if (words == 0 || bytes == 0) return;
   const std::int64_t count = summary->questions - summary->failed;
-  summary->metrics["word_perplexity"] = {std::exp(-log_likelihood / words), 0, count};
-  summary->metrics["byte_perplexity"] = {std::exp(-log_likelihood / bytes), 0, count};
-  summary->metrics["bits_per_byte"] = {-log_likelihood / bytes / std::log(2.0), 0, count};
+  constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();  // of a ratio of sums
+  summary->metrics["word_perplexity"] = {std::exp(-log_likelihood / words), kUnknown, count};
+  summary->metrics["byte_perplexity"] = {std::exp(-log_likelihood / bytes), kUnknown, count};
+  summary->metrics["bits_per_byte"] = {-log_likelihood / bytes / std::log(2.0), kUnknown, count};
 }
 
 Json to_json(const std::map<std::string, Mean>& metrics) {
@@ -159,7 +161,7 @@ TaskSummary summarize(const EvalTask& task, std::vector<QuestionResult> results)
     }
     if (task.request == TaskRequest::kChoices) chances.push_back(result.chance);
     const QuestionAnswer& answer = result.answer;
-    summary.shortened += answer.left_out > 0 ? 1 : 0;
+    summary.shortened += answer.left_out > 0 && result.error.empty() ? 1 : 0;
     if (!result.error.empty()) {
       ++summary.failed;
       continue;
@@ -280,9 +282,10 @@ Result<ResultLog> ResultLog::open(const std::string& path, const Json& header) {
             path);
       continue;
     }
-    ParsedOrderedJson parsed = parse_ordered_json(line, {.levels = 16});
+    const ParsedOrderedJson parsed = parse_ordered_json(line, {.levels = 16});
     Result<QuestionResult> result = question_result_from_json(parsed.value);
-    if (!result.ok()) return data_loss("'{}', line {}: {}; remove the file", path, number, result.status().message());
+    if (parsed.end != ParsedOrderedJson::End::kDone || !result.ok())
+      return data_loss("'{}', line {} is no result; remove that line, and its question is asked again", path, number);
     log.found_.push_back(std::move(*result));
   }
   if (whole > 0) return log;

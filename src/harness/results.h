@@ -39,7 +39,8 @@ QuestionResult score_answer(const EvalTask& task, const TaskItem& item, std::siz
 // A mean over questions.
 struct Mean {
   double mean = 0;
-  double error = 0;  // standard error: sd / sqrt(count), with count - 1 in the variance; 0 for one question
+  double error =
+      0;  // standard error: sd / sqrt(count), with count - 1 in the variance; 0 for one question; NaN: unknown
   std::int64_t count = 0;
 };
 

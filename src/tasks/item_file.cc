@@ -11,6 +11,7 @@
 #include "base/ordered_json.h"
 #include "base/status.h"
 #include "tasks/messages.h"
+#include "text/utf8.h"
 
 namespace kvasir {
 namespace {
@@ -95,6 +96,8 @@ struct Rows {
 Status read_csv(std::string_view text, const std::vector<std::string>& columns, std::vector<Json>* items) {
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
   if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
+  if (const auto at = find_invalid_utf8(text))
+    return data_loss("it is not valid UTF-8 at byte {}; convert it, for example with iconv -t UTF-8", *at);
   csv_parser parser{};
   if (csv_init(&parser, CSV_STRICT | CSV_STRICT_FINI) != 0) return exhausted("there is no memory to read it");
   const std::unique_ptr<csv_parser, void (*)(csv_parser*)> owner(&parser, csv_free);

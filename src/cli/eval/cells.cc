@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <utility>
 
@@ -96,6 +97,9 @@ class Runs : public CellRuns {
     // Of an endpoint only generated items need a tokenizer, for their length.
     const bool generates =
         std::ranges::any_of(plan_.tasks, [](const CellTask& each) { return each.data.file.empty(); });
+    if (plan_.endpoint && generates && plan_.engine.model.empty())
+      return invalid_argument(
+          "generated items have a length in tokens: give the model, whose tokenizer counts them, with -m");
     if (!plan_.endpoint || generates) {
       KVASIR_ASSIGN_OR_RETURN(model_, TestedModel::open(plan_.engine));
     }
@@ -208,7 +212,19 @@ Result<std::unique_ptr<CellRuns>> CellRuns::create(CellPlan plan) {
   return Result<std::unique_ptr<CellRuns>>(std::move(runs));
 }
 
+Status without_answers(const std::vector<std::vector<Cell>>& cells) {
+  for (const std::vector<Cell>& of_task : cells)
+    for (const Cell& cell : of_task)
+      if (cell.summary.failed == cell.summary.questions)
+        return make_status(StatusCode::kIo, "no question of '{}' has an answer; the first: {}",
+                           cell.json["task"].get<std::string>(), cell.questions.front().error);
+  return {};
+}
+
 std::string rows_of(const Cell& cell, bool header) {
+  const auto error_of = [](const Mean& mean) {
+    return std::isnan(mean.error) ? "-" : fmt::format("{:.4f}", mean.error);
+  };
   const std::string task = printable(cell.json["task"].get<std::string>(), 22);
   const std::string policy = cell.json.value("policy", "endpoint"), codec = cell.json.value("codec", "");
   const TaskSummary& summary = cell.summary;
@@ -217,9 +233,9 @@ std::string rows_of(const Cell& cell, bool header) {
     out = fmt::format("{:<22} {:<36} {:<6} {:<20} {:>8} {:>7} {:>5} {:>6} {:>9}\n", "task", "policy", "codec", "metric",
                       "mean", "+-", "n", "kept", "KV mean");
   for (const auto& [metric, mean] : summary.metrics)
-    out += fmt::format("{:<22} {:<36} {:<6} {:<20} {:>8.4f} {:>7.4f} {:>5} {:>6.0f} {:>9}\n", task,
-                       printable(policy, 36), printable(codec, 20), metric, mean.mean, mean.error, mean.count,
-                       summary.kept_mean, human_bytes(static_cast<std::uint64_t>(summary.kv_bytes_mean)));
+    out += fmt::format("{:<22} {:<36} {:<6} {:<20} {:>8.4f} {:>7} {:>5} {:>6.0f} {:>9}\n", task, printable(policy, 36),
+                       printable(codec, 20), metric, mean.mean, error_of(mean), mean.count, summary.kept_mean,
+                       human_bytes(static_cast<std::uint64_t>(summary.kv_bytes_mean)));
   const auto acc = summary.metrics.find("acc");
   if (summary.chance && acc != summary.metrics.end() && acc->second.mean - *summary.chance < 2 * acc->second.error)
     out += fmt::format("  no better than chance ({:.3f}): no verdict\n", *summary.chance);

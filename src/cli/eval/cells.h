@@ -64,6 +64,9 @@ class CellRuns {
   virtual Result<Cell> run(std::size_t task, std::size_t setting) = 0;
 };
 
+// Returns an error if no question of a cell has an answer: a table of zeros is no result. `cells`: [task][setting].
+Status without_answers(const std::vector<std::vector<Cell>>& cells);
+
 // Returns the rows of a table, one for each metric, and remarks about the cell. `header`: begins with the columns'
 // names.
 std::string rows_of(const Cell& cell, bool header);

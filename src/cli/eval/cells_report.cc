@@ -36,9 +36,9 @@ report::Table table_of(const std::vector<Cell>& cells, const std::string& metric
     if (found == cell.summary.metrics.end()) continue;
     const Mean difference = paired_difference(cell.questions, cells.front().questions, metric);
     table.rows.push_back({cell.setting.policy, cell.setting.codec, fmt::format("{:.4f}", found->second.mean),
-                          fmt::format("{:.4f}", found->second.error), fmt::format("{}", found->second.count),
-                          fmt::format("{:.4f}", difference.mean), fmt::format("{:.4f}", difference.error),
-                          fmt::format("{:.0f}", cell.summary.kept_mean),
+                          std::isnan(found->second.error) ? "-" : fmt::format("{:.4f}", found->second.error),
+                          fmt::format("{}", found->second.count), fmt::format("{:.4f}", difference.mean),
+                          fmt::format("{:.4f}", difference.error), fmt::format("{:.0f}", cell.summary.kept_mean),
                           fmt::format("{:.2f}", cell.summary.kv_bytes_mean / (1 << 20)),
                           fmt::format("{:.1f}", cell.summary.wall_seconds)});
   }

@@ -235,14 +235,17 @@ Status eval_matrix(MatrixCommand options, const CommandLine& line) {
   MatrixRuns runs(std::move(options), *matrix, command_text(line));
   KVASIR_RETURN_IF_ERROR(runs.run());
   KVASIR_RETURN_IF_ERROR(write_report(cells_report(runs.cells()), report));
+  const Status status = without_answers(runs.cells());
   if (!json) {
     note("kvasir: results in {}, a page about them in {}\n", printable(out, 500), printable(report, 500));
-    return {};
+    return status;
   }
   Json cells = Json::array();
   for (const std::vector<Cell>& column : runs.cells())
     for (const Cell& cell : column) cells.push_back(cell.json);
-  return print_json({{"subject", cells.empty() ? Json() : cells.front()["subject"]}, {"cells", cells}});
+  KVASIR_RETURN_IF_ERROR(
+      print_json({{"subject", cells.empty() ? Json() : cells.front()["subject"]}, {"cells", cells}}));
+  return status;
 }
 
 }  // namespace

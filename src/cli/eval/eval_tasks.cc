@@ -82,13 +82,7 @@ Status eval_tasks(TasksCommand options, const CommandLine& line) {
     if (!options.json) KVASIR_RETURN_IF_ERROR(print(rows_of(cell, i == 0)));
     cells[i / settings].push_back(std::move(cell));
   }
-  const auto failed = [](const Cell& cell) { return cell.summary.failed == cell.summary.questions; };
-  Status status;  // a table of zeros is no result
-  for (const std::vector<Cell>& of_task : cells)
-    for (const Cell& cell : of_task)
-      if (status.ok() && failed(cell))
-        status = make_status(StatusCode::kIo, "no question of '{}' has an answer; the first: {}",
-                             cell.json["task"].get<std::string>(), cell.questions.front().error);
+  const Status status = without_answers(cells);
   if (!options.report.empty()) KVASIR_RETURN_IF_ERROR(write_report(cells_report(cells), options.report));
   if (!options.json) return status;
   Json all = Json::array();
