@@ -161,6 +161,8 @@ TEST_F(EvalTasks, WrongInputGetsOneLine) {
   expect_error("tasks", {"needle", "--tokens", "1000", "--count", "0"}, "count");
   expect_error("tasks", {"needle", "--kv", "nope"}, "unknown retention policy 'nope'");
   expect_error("tasks", {"needle", "--reading", "backwards"}, "--reading");
+  expect_error("tasks", {"needle", "--limit", "-1"}, "--limit -1 is below 0");
+  expect_error("tasks", {"needle", "--body", "{"}, "--body is for requests to a server");
   expect_error("tasks", {"needle", "--endpoint", "ftp://x"}, "http://");
   expect_error("tasks", {"needle", "--endpoint", "http://127.0.0.1:1", "--kv", "full"}, "--kv is for a model");
   expect_error("tasks", {"needle", "--endpoint", "http://127.0.0.1:1", "--body", "[]"}, "--body");

@@ -63,16 +63,16 @@ std::string command_text(const CommandLine& line) {
   return text;
 }
 
-std::string file_name_of(const std::string& text) {
-  constexpr std::size_t kLongest = 120;
-  std::string name;
-  for (const char c : text) {
+std::string file_name_of(const std::string& name, const Json& header) {
+  constexpr std::size_t kLongest = 100;
+  std::string shown;
+  for (const char c : name.substr(0, kLongest)) {
     const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
                        std::string_view("._-=,").find(c) != std::string_view::npos;
-    name += plain ? c : '_';
+    shown += plain ? c : '_';
   }
-  if (name == text && name.size() <= kLongest) return name;
-  return fmt::format("{}-{:08x}", name.substr(0, kLongest), hash64(std::as_bytes(std::span(text))) >> 32);
+  const std::string all = dump_line(header);
+  return fmt::format("{}-{:016x}", shown, hash64(std::as_bytes(std::span(all))));
 }
 
 Status make_folder(const std::string& folder) {
@@ -133,8 +133,7 @@ class Runs : public CellRuns {
     std::string stem;
     std::optional<ResultLog> log;
     if (!plan_.out.empty()) {
-      stem = fmt::format("{}/{}", plan_.out,
-                         file_name_of(fmt::format("{},{},{}", asked.name, name, dump_line(cell.json))));
+      stem = fmt::format("{}/{}", plan_.out, file_name_of(asked.name + "," + name, cell.json));
       KVASIR_ASSIGN_OR_RETURN(log, ResultLog::open(stem + ".jsonl", cell.json));
     }
     TaskRun run{
@@ -144,11 +143,17 @@ class Runs : public CellRuns {
     {
       ProgressBar bar(printable(asked.name + ", " + name, 48));
       if (log) bar.start_at(log->found().size());
+      const std::size_t before = log ? log->found().size() : 0;
       run.progress = [&](std::size_t done, std::size_t total) {
-        bar.update(done, total, "questions");
+        if (done > before) bar.update(done, total, "questions");  // nothing is known of the time left before
         return !interrupted();
       };
-      KVASIR_ASSIGN_OR_RETURN(cell.questions, run_task(*subject_, run));
+      Result<std::vector<QuestionResult>> results = run_task(*subject_, run);
+      if (results.status().code() == StatusCode::kIo && plan_.endpoint && !log)
+        return results.status().with_message(
+            fmt::format("{}; with --out FOLDER the answers before it are kept", results.status().message()));
+      if (!results.ok()) return results.status();
+      cell.questions = std::move(*results);
     }
     cell.summary = summarize(asked, cell.questions);
     cell.json["command"] = plan_.command;

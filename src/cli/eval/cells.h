@@ -44,8 +44,9 @@ Result<EvalTask> find_task(const std::string& name);
 // Returns the command line as a shell would take it.
 std::string command_text(const CommandLine& line);
 
-// Returns a name for a file that tells texts apart: readable characters, and a hash if any was replaced.
-std::string file_name_of(const std::string& text);
+// Returns a cell's file name without its ending: of its name what any file system takes, and a hash of all that tells
+// the cell from others.
+std::string file_name_of(const std::string& name, const Json& header);
 
 // Makes a folder for results. Errors: kIo.
 Status make_folder(const std::string& folder);

@@ -128,8 +128,7 @@ class MatrixRuns {
                               const std::vector<TokenId>& tokens, const CacheSetting& setting) {
     const Json header = header_of(*model, task, tokens, setting);
     const std::string name = run_name(setting.policy, setting.codec, true);
-    const std::string path =
-        fmt::format("{}/{}.json", options_.out, file_name_of(fmt::format("perplexity,{},{}", name, dump_line(header))));
+    const std::string path = fmt::format("{}/{}.json", options_.out, file_name_of("perplexity," + name, header));
     if (const auto found = read_file(path, std::size_t{1} << 30); found.ok()) {
       Json same = Json::parse(*found, nullptr, false);
       const Json stored = same;

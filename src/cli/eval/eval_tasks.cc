@@ -50,6 +50,10 @@ Status complete(TasksCommand& options) {
     plan.tasks.push_back({std::move(task), std::move(data), options.filler});
   }
   KVASIR_ASSIGN_OR_RETURN(plan.ask.reading, reading_from_name(options.reading));
+  if (options.data.limit < 0) return invalid_argument("--limit {} is below 0 (all items)", options.data.limit);
+  if (plan.ask.room < 0) return invalid_argument("--ctx {} is below 0 (the trained context)", plan.ask.room);
+  if (!options.body.empty() && options.endpoint.url.empty())
+    return invalid_argument("--body is for requests to a server: give its address with --endpoint");
   if (!options.endpoint.url.empty()) {
     if (!options.policies.empty())
       return invalid_argument(
@@ -132,9 +136,7 @@ void add_eval_tasks(CLI::App& eval, Outcome& outcome) {
   add_kv_memory_option(*command, plan.engine);
   command->add_flag("--list", options->list, "List the tasks that are built in");
   command->add_option("--data", options->data.file, "The benchmark's file: .jsonl, .json or .csv")->type_name("FILE");
-  command->add_option("--limit", options->data.limit, "Items to ask, from the first; 0: all")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  command->add_option("--limit", options->data.limit, "Items to ask, from the first; 0: all")->capture_default_str();
   command->add_option("--shots", options->data.shots, "Solved examples in front of each prompt; -1: as the task says")
       ->check(CLI::Range(-1, 64))
       ->capture_default_str();
@@ -149,7 +151,6 @@ void add_eval_tasks(CLI::App& eval, Outcome& outcome) {
   command
       ->add_option("-c,--ctx", plan.ask.room,
                    "Tokens of a prompt and its answer: longer prompts are shortened. 0: the trained context")
-      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_option("--parallel", plan.ask.parallel, "Items under way at a time")
       ->check(CLI::Range(1, 256))
