@@ -109,4 +109,8 @@ ParsedOrderedJson parse_ordered_json(std::string_view text, const OrderedJsonLim
   return result;
 }
 
+std::string dump_line(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
 }  // namespace kvasir

@@ -27,4 +27,7 @@ struct ParsedOrderedJson {
 // A key that an object has twice keeps its last value, in the place of the first.
 ParsedOrderedJson parse_ordered_json(std::string_view text, const OrderedJsonLimits& limits = {});
 
+// Returns the JSON in one line; invalid UTF-8 in it becomes U+FFFD.
+std::string dump_line(const nlohmann::ordered_json& json);
+
 }  // namespace kvasir

@@ -24,6 +24,7 @@
 #include "backend/page_format.h"
 #include "base/byte_size.h"
 #include "base/mapped_file.h"
+#include "base/ordered_json.h"
 #include "base/part_name.h"
 #include "base/status.h"
 #include "base/system_memory.h"
@@ -235,7 +236,7 @@ Status print(std::string_view text) {
 }
 
 Status print_json(const Json& json) {
-  return print(json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+  return print(dump_line(json) + "\n");
 }
 
 void note_slow_kernels(std::string_view asked, std::string_view used) {

@@ -17,8 +17,7 @@ namespace {
 std::string tools_text(std::string_view tools, const AnswerFormat& format) {
   const ToolCall example = {"", "NAME", R"({"ARGUMENT": "VALUE"})"};
   std::string text = "You may call these tools, given as JSON:\n";
-  for (const auto& tool : parse_ordered_json(tools).value)
-    text += tool.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  for (const auto& tool : parse_ordered_json(tools).value) text += dump_line(tool) + "\n";
   return text + "To call a tool, answer in exactly this form:\n" + written_calls(format.calls, {&example, 1});
 }
 

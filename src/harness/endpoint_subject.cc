@@ -13,7 +13,6 @@
 #include "base/ordered_json.h"
 #include "base/status.h"
 #include "harness/http_post.h"
-#include "harness/results.h"
 #include "tasks/golden_text.h"
 #include "tasks/plain_text.h"
 
@@ -161,7 +160,8 @@ class EndpointSubject : public Subject {
     http_->begin(id, options_.url + (ask_->chat ? "/chat/completions" : "/completions"), dump_line(body_of(call)));
   }
 
-  // What is in front of a question: the context, and in a conversation the questions before it with their answers.
+  // Returns what is in front of a question: the context, and in a conversation the questions before it with their
+  // answers.
   std::string before(const Call& call) const {
     const TaskItem& item = *items_[call.item];
     std::string text = item.context;
@@ -197,8 +197,7 @@ class EndpointSubject : public Subject {
       } else {
         // White space that ends a prompt belongs to what is scored behind it.
         const std::string whole = prompt + asked.answer_prefix;
-        const std::size_t last = whole.find_last_not_of(kAsciiWhiteSpace);
-        body["prompt"] = whole.substr(0, last == std::string::npos ? 0 : last + 1);
+        body["prompt"] = whole.substr(0, size_without_end_space(whole));
       }
     }
     if (options_.body.is_object()) body.update(options_.body);
@@ -258,12 +257,11 @@ class EndpointSubject : public Subject {
     return -1;
   }
 
-  // What of a prompt is scored: a choice, with the white space before it.
+  // Returns the part of a prompt that is scored: a choice, with the white space before it.
   std::string scored_text(const Call& call) const {
     const Question& asked = items_[call.item]->questions[call.question];
     const std::string prompt = asked.prompt + asked.answer_prefix;
-    const std::size_t last = prompt.find_last_not_of(kAsciiWhiteSpace);
-    return prompt.substr(last == std::string::npos ? 0 : last + 1) + asked.choices[call.text];
+    return prompt.substr(size_without_end_space(prompt)) + asked.choices[call.text];
   }
 
   // Sums the log-probabilities of a choice's tokens, or of all tokens of a text but the first, which nothing is before.

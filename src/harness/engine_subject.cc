@@ -85,9 +85,12 @@ class EngineSubject : public Subject {
 
   std::int64_t room() const { return options_->room > 0 ? options_->room : engine_.model().context; }
 
-  void fail(OpenItem& open, const Status& status) {
-    for (std::size_t q = open.next_golden; q < open.answers.size(); ++q)
-      if (open.answers[q].status.ok()) open.answers[q].status = status;
+  // The first error of a question stays.
+  static void fail(QuestionAnswer& answer, const Status& status) {
+    if (answer.status.ok()) answer.status = status;
+  }
+  static void fail(OpenItem& open, const Status& status) {
+    for (std::size_t q = open.next_golden; q < open.answers.size(); ++q) fail(open.answers[q], status);
   }
 
   void begin_item(const TaskItem& item, std::size_t index) {
@@ -214,8 +217,7 @@ class EngineSubject : public Subject {
     const Status status = failure_of(event);
     if (status.ok()) record(step, static_cast<std::size_t>(event.sample), event.result);
     OpenItem& open = open_[step.item];
-    if (!status.ok() && step.kind != Step::Kind::kContext && open.answers[step.question].status.ok())
-      open.answers[step.question].status = status;
+    if (step.kind != Step::Kind::kContext) fail(open.answers[step.question], status);
     const bool scores =
         step.kind == Step::Kind::kQuestion && step.session == nullptr && options_->request == TaskRequest::kChoices;
     const std::size_t samples = scores ? open.tokens.questions[step.question].texts.size() : 1;
@@ -266,7 +268,7 @@ class EngineSubject : public Subject {
     OpenItem& open = open_[step.item];
     --open.steps;
     if (step.kind != Step::Kind::kContext) {
-      if (!status.ok() && open.answers[step.question].status.ok()) open.answers[step.question].status = status;
+      fail(open.answers[step.question], status);
       return;
     }
     if (status.code() == StatusCode::kResourceExhausted && open_.size() > postponed_.size() + 1) {

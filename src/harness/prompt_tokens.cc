@@ -99,8 +99,7 @@ Prompt prompt_of(const Question& question, TaskRequest request) {
   Prompt parts{question.prompt, question.answer_prefix, {}};
   if (request != TaskRequest::kChoices) return parts;
   std::string& end = parts.prefix.empty() ? parts.prompt : parts.prefix;
-  const std::size_t last = end.find_last_not_of(kAsciiWhiteSpace);
-  parts.space = end.substr(last == std::string::npos ? 0 : last + 1);
+  parts.space = end.substr(size_without_end_space(end));
   end.resize(end.size() - parts.space.size());
   return parts;
 }
@@ -144,7 +143,7 @@ Result<ItemTokens> item_tokens(const ModelText& text, const TaskItem& item, cons
     if (options.reading == Reading::kConversation) {
       KVASIR_ASSIGN_OR_RETURN(question.golden, text.encode(parts.space + golden_text(asked), false, false, true));
     }
-    // Nothing of a chat's prompt is before a choice: the template ends it.
+    // A chat's template ends the prompt, so that nothing of it is encoded with a choice.
     const std::string before = options.chat ? "" : (together ? item.context : "") + parts.prompt + parts.prefix;
     KVASIR_RETURN_IF_ERROR(add_texts(text, asked, parts.space, before, together && !options.chat, &question));
   }

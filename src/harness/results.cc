@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <tuple>
 #include <utility>
@@ -100,11 +99,6 @@ Json to_json(const std::map<std::string, Mean>& metrics) {
   for (const auto& [name, mean] : metrics)
     json[name] = {{"mean", mean.mean}, {"stderr", mean.error}, {"count", mean.count}};
   return json;
-}
-
-Status cannot(const char* what, const std::string& path, int error) {
-  const StatusCode code = error == ENOSPC || error == EDQUOT ? StatusCode::kResourceExhausted : StatusCode::kIo;
-  return make_status(code, "cannot {} '{}': {}", what, path, std::strerror(error));
 }
 
 }  // namespace
@@ -257,20 +251,16 @@ Result<QuestionResult> question_result_from_json(const Json& json) {
   }
 }
 
-std::string dump_line(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
 Result<ResultLog> ResultLog::open(const std::string& path, const Json& header) {
   ResultLog log;
   log.path_ = path;
   log.descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (log.descriptor_ < 0) return cannot("open", path, errno);
+  if (log.descriptor_ < 0) return errno_status("open", path);
   KVASIR_ASSIGN_OR_RETURN(const std::string text, read_file(path, std::size_t{4} << 30));
   const std::string first = dump_line(header);
   const std::size_t whole = text.rfind('\n') == std::string::npos ? 0 : text.rfind('\n') + 1;
   if (whole < text.size() && ::ftruncate(log.descriptor_, static_cast<off_t>(whole)) != 0)
-    return cannot("shorten", path, errno);
+    return errno_status("shorten", path);
   std::string_view left = std::string_view(text).substr(0, whole);
   for (std::size_t number = 1; !left.empty(); ++number) {
     const std::string_view line = left.substr(0, left.find('\n'));
@@ -290,7 +280,7 @@ Result<ResultLog> ResultLog::open(const std::string& path, const Json& header) {
   }
   if (whole > 0) return log;
   const std::string line = first + '\n';
-  if (::write(log.descriptor_, line.data(), line.size()) != std::ssize(line)) return cannot("write", path, errno);
+  if (::write(log.descriptor_, line.data(), line.size()) != std::ssize(line)) return errno_status("write", path);
   return log;
 }
 
@@ -315,10 +305,11 @@ Status ResultLog::add(const QuestionResult& result) {
   const off_t end = ::lseek(descriptor_, 0, SEEK_END);
   errno = 0;
   if (::write(descriptor_, line.data(), line.size()) == std::ssize(line)) return {};
-  const int error = errno == 0 ? ENOSPC : errno;
+  if (errno == 0) errno = ENOSPC;  // a part was written
+  const Status status = errno_status("write", path_);
   // A part of a line would be joined to the next.
-  if (end >= 0 && ::ftruncate(descriptor_, end) != 0) return cannot("shorten", path_, errno);
-  return cannot("write", path_, error);
+  if (end >= 0 && ::ftruncate(descriptor_, end) != 0) return errno_status("shorten", path_);
+  return status;
 }
 
 }  // namespace kvasir

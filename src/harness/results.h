@@ -1,4 +1,4 @@
-// What a task gave under one setting: the schema from which tables, JSON and pages are made.
+// The results of a task under one setting: the schema from which tables, JSON and pages are made.
 // Thread-safety: plain values; a ResultLog belongs to one thread.
 #pragma once
 
@@ -73,9 +73,6 @@ TaskSummary summarize(const EvalTask& task, std::vector<QuestionResult> results)
 
 nlohmann::ordered_json to_json(const QuestionResult& result);
 nlohmann::ordered_json to_json(const TaskSummary& summary);
-
-// Returns the JSON in one line; invalid UTF-8 in it becomes U+FFFD.
-std::string dump_line(const nlohmann::ordered_json& json);
 
 // Reads what to_json wrote. Errors: kDataLoss.
 Result<QuestionResult> question_result_from_json(const nlohmann::ordered_json& json);

@@ -66,7 +66,7 @@ class Subject {
  public:
   virtual ~Subject() = default;
 
-  // What was asked, for results: a model and its fingerprint, kernels and threads; or an address.
+  // Returns who was asked, for results: a model and its fingerprint, kernels and threads; or an address.
   virtual nlohmann::ordered_json identity() const = 0;
 
   // Gets the answer to question `question` of item `item`. Returns false to stop.

@@ -27,7 +27,7 @@ Result<Records> records_of(const EvalTask& task, const TaskDataOptions& options,
                            int shots) {
   Records records;
   if (options.file.empty()) {
-    if (!is_generated(task.name) || tokenizer == nullptr)
+    if (find_generated_task(task.name) == nullptr || tokenizer == nullptr)
       return invalid_argument("the items of '{}' are in its benchmark's file; give that with --data", task.name);
     const GenerateItems wanted{task.name, options.tokens, options.count, options.seed, options.depths, options.filler};
     KVASIR_ASSIGN_OR_RETURN(records.items, generate_items(*tokenizer, wanted));
@@ -80,10 +80,6 @@ std::string fingerprint_of_items(const std::vector<TaskItem>& items) {
 }
 
 }  // namespace
-
-bool is_generated(std::string_view task) {
-  return std::ranges::any_of(generated_tasks(), [&](const GeneratedTask& each) { return each.name == task; });
-}
 
 Result<TaskData> find_items(const EvalTask& task, const TaskDataOptions& options, const Tokenizer* tokenizer) {
   const int shots = options.shots >= 0 ? options.shots : task.shots;

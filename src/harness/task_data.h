@@ -31,9 +31,6 @@ struct TaskData {
   std::string described;    // one line: the file, or how the items were generated
 };
 
-// Returns whether the task's items can be generated.
-bool is_generated(std::string_view task);
-
 // `tokenizer`: of generated items; may be null for those of a file. Errors: those of ItemFile::open, make_item and
 // generate_items; kInvalidArgument for a task without a file that cannot be generated, and for a file without items
 // beyond the examples.

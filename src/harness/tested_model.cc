@@ -69,12 +69,8 @@ class GgufModel : public TestedModel {
 
   nlohmann::ordered_json identity(const Engine& engine) const override {
     const ModelSummary& model = engine.model();
-    nlohmann::ordered_json json{{"model", std::filesystem::path(options_.model).filename().string()},
-                                {"fingerprint", fingerprint_.hex()},
-                                {"version", kVersion},
-                                {"isa", model.isa},
-                                {"threads", model.threads},
-                                {"page", options_.page_slots}};
+    nlohmann::ordered_json json = model_identity(options_.model, fingerprint_, model.isa, model.threads);
+    json["page"] = options_.page_slots;
     for (const AdapterFile& adapter : options_.lora) {
       const Result<gguf::File> file = gguf::File::open(adapter.path);
       json["adapters"].push_back({{"file", std::filesystem::path(adapter.path).filename().string()},
@@ -91,6 +87,15 @@ class GgufModel : public TestedModel {
 };
 
 }  // namespace
+
+nlohmann::ordered_json model_identity(const std::string& path, const Hash128& fingerprint, std::string_view isa,
+                                      int threads) {
+  return {{"model", std::filesystem::path(path).filename().string()},
+          {"fingerprint", fingerprint.hex()},
+          {"version", kVersion},
+          {"isa", isa},
+          {"threads", threads}};
+}
 
 Result<std::unique_ptr<TestedModel>> TestedModel::open(const EngineOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(const gguf::File file, gguf::File::open(options.model));

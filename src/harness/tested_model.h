@@ -9,7 +9,9 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
+#include "base/hash.h"
 #include "kvasir/engine.h"
 #include "kvasir/options.h"
 #include "kvasir/status.h"
@@ -22,6 +24,11 @@ struct CacheSetting {
   std::string policy;  // spec
   std::string codec;   // EngineOptions::kv_type
 };
+
+// Returns what results name of a model in any evaluation: its file's name and fingerprint, the program's version,
+// kernels and threads.
+nlohmann::ordered_json model_identity(const std::string& path, const Hash128& fingerprint, std::string_view isa,
+                                      int threads);
 
 class TestedModel {
  public:

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/mapped_file.h"
+#include "base/ordered_json.h"
 #include "base/status.h"
 #include "report/assets.h"
 #include "report/encode.h"
@@ -28,7 +29,7 @@ bool has_chart(const Report& report) {
 // Returns JSON that is safe inside a <script>: without '<', no end tag, comment or other script can begin in it. Bytes
 // that are not UTF-8 become U+FFFD.
 std::string script_json(const nlohmann::ordered_json& json) {
-  const std::string text = json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  const std::string text = dump_line(json);
   std::string out;
   out.reserve(text.size());
   for (const char c : text) c == '<' ? void(out += "\\u003c") : out.push_back(c);

@@ -10,8 +10,8 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "base/status.h"
-#include "tensor/dequantize.h"
 #include "tensor/dtype.h"
+#include "tensor/read_block.h"
 
 namespace kvasir {
 namespace {
@@ -39,12 +39,7 @@ Status check_finite(const gguf::File& file) {
     const DTypeTraits& traits = dtype_traits(type);
     block.resize(traits.block_elements);
     for (std::size_t at = 0; at < tensor.bytes.size(); at += traits.block_bytes) {
-      const std::byte* from = tensor.bytes.data() + at;
-      if (is_quantized(type)) {
-        dequantize_block(type, from, block.data());
-      } else {
-        block.front() = read_element(type, from);
-      }
+      read_block(type, tensor.bytes.data() + at, block.data());
       if (!std::ranges::all_of(block, [](float value) { return std::isfinite(value); }))
         return data_loss("tensor {} has values that are NaN or infinite; the file is damaged, convert it again",
                          tensor.name.substr(0, 96));

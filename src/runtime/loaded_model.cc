@@ -12,6 +12,7 @@
 #include "model/sampling_from_gguf.h"
 #include "model/vocabulary_from_gguf.h"
 #include "runtime/fingerprint.h"
+#include "runtime/token_workspace.h"
 
 namespace kvasir {
 
@@ -24,6 +25,12 @@ Hash128 fingerprint_of(const gguf::File& file) {
     hasher.add(tensor.bytes.last(std::min(tensor.bytes.size(), kEnds)));
   }
   return hasher.digest();
+}
+
+std::uint64_t token_workspace_bytes(const ModelConfig& config, const BackendShape& shape, int threads) {
+  Backend::WorkspaceRequest token{.rows = 1};
+  token.tables.front().layer = config.first_governed_layer();
+  return cpu_workspace_bytes(shape, token, threads);
 }
 
 namespace {
@@ -275,9 +282,7 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
       adapters.bytes() + (model->weight_file != nullptr && model->weight_file->is_complete() ? 0 : weight_bytes);
   BackendShape shape = backend_shape(model->config);
   shape.adapter_ranks = adapters.ranks();
-  Backend::WorkspaceRequest token{.rows = 1};
-  token.tables.front().layer = model->config.first_governed_layer();
-  const std::uint64_t work = cpu_workspace_bytes(shape, token, threads);
+  const std::uint64_t work = token_workspace_bytes(model->config, shape, threads);
   if (const std::uint64_t available = memory_for_run(threads);
       new_weights > available || work > available - new_weights)
     return exhausted(

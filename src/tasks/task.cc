@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "jinja/json_value.h"
 #include "tasks/definitions.h"
+#include "tasks/json_fields.h"
 #include "tasks/messages.h"
 #include "tasks/metrics/metric.h"
 #include "tasks/metrics/preparation.h"
@@ -29,38 +30,15 @@ constexpr std::size_t kMostPlaces = 8;       // of the examples' file
 constexpr std::size_t kMostTurns = 65536;
 constexpr std::int64_t kMostAnswerTokens = 1 << 20;
 
-// Reads the fields of a definition; remembers those that it read, so that a misspelt one is found.
-class Definition {
+// Reads the fields of a definition, of which some are templates.
+class Definition : public JsonFields {
  public:
-  explicit Definition(const Json* json) : json_(*json) {}
-
-  const Json* find(const char* field) {
-    read_.emplace_back(field);
-    const auto found = json_.find(field);
-    return found == json_.end() ? nullptr : &*found;
-  }
-
-  Status text(const char* field, std::string* to) {
-    const Json* value = find(field);
-    if (value == nullptr) return {};
-    if (!value->is_string()) return wrong(field, "a text");
-    *to = value->get<std::string>();
-    return {};
-  }
-
-  Status texts(const char* field, std::vector<std::string>* to) {
-    const Json* value = find(field);
-    if (value == nullptr) return {};
-    if (!value->is_array() || !std::ranges::all_of(*value, [](const Json& each) { return each.is_string(); }))
-      return wrong(field, "a list of texts");
-    *to = value->get<std::vector<std::string>>();
-    return {};
-  }
+  using JsonFields::JsonFields;
 
   Status parse(const char* field, TaskTemplate* to) {
     std::string source;
     KVASIR_RETURN_IF_ERROR(text(field, &source));
-    if (json_.contains(field)) return parse_source(field, source, to);
+    if (contains(field)) return parse_source(field, source, to);
     return {};
   }
 
@@ -87,31 +65,6 @@ class Definition {
     *to = {source, std::move(*parsed)};
     return {};
   }
-
-  template <class Number>
-  Status number(const char* field, std::int64_t most, Number* to) {
-    const Json* value = find(field);
-    if (value == nullptr) return {};
-    const bool fits = value->is_number_unsigned() && value->get<std::uint64_t>() <= static_cast<std::uint64_t>(most);
-    if (!fits) return wrong(field, fmt::format("a whole number up to {}", most));
-    *to = value->get<Number>();
-    return {};
-  }
-
-  Status refuse_others() const {
-    for (const auto& [field, value] : json_.items())
-      if (std::ranges::find(read_, field) == read_.end())
-        return invalid_argument("there is no field '{}'; there are {}", field.substr(0, 64), fmt::join(read_, ", "));
-    return {};
-  }
-
-  static Status wrong(std::string_view field, std::string_view what) {
-    return invalid_argument("'{}' must be {}", field, what);
-  }
-
- private:
-  const Json& json_;
-  std::vector<std::string> read_;
 };
 
 template <class Kind>
@@ -211,7 +164,7 @@ Status check(const EvalTask& task) {
 }
 
 std::string shown(const Json& value) {
-  return value.is_string() ? value.get<std::string>() : value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return value.is_string() ? value.get<std::string>() : dump_line(value);
 }
 
 // Renders the templates of one item.
@@ -220,7 +173,7 @@ class Item {
   // `outer`: variables where `record` has none of their name.
   Item(const Json& record, std::size_t index, jinja::Variables outer) : variables_(std::move(outer)) {
     for (const auto& [name, value] : record.items())
-      set(name, jinja::parse_json(value.dump(-1, ' ', false, Json::error_handler_t::replace)).value_or(jinja::Value()));
+      set(name, jinja::parse_json(dump_line(value)).value_or(jinja::Value()));
     set("index", jinja::Value::integer(static_cast<std::int64_t>(index)));
   }
 

@@ -18,6 +18,16 @@ std::string model_file() {
   return source_dir() + "/tests/data/kvasir-mini-3m-q8_0.gguf";
 }
 
+std::unique_ptr<Engine> open_engine(std::uint64_t kv_memory) {
+  EngineOptions options;
+  options.model = model_file();
+  options.threads = 1;
+  options.kv_memory = kv_memory;
+  auto opened = Engine::open(options);
+  EXPECT_TRUE(opened.ok()) << opened.status().message();
+  return std::move(*opened);
+}
+
 EvalTask task_of(const char* definition) {
   auto task = parse_task(definition);
   EXPECT_TRUE(task.ok()) << task.status().message();
@@ -50,13 +60,7 @@ std::vector<TaskItem> items_of(const EvalTask& task, bool turns = false) {
 class HarnessEngine : public testing::TestWithParam<const char*> {
  protected:
   HarnessEngine() {
-    EngineOptions options;
-    options.model = model_file();
-    options.threads = 1;
-    options.kv_memory = std::uint64_t{1} << 26;
-    auto opened = Engine::open(options);
-    EXPECT_TRUE(opened.ok()) << opened.status().message();
-    engine_ = std::move(*opened);
+    engine_ = open_engine(std::uint64_t{1} << 26);
     model_ = load(model_file(), {.threads = 1});
     subject_ = make_engine_subject(engine_.get(), {}, model_->tokenizer->vocabulary().bos);
   }
@@ -234,13 +238,7 @@ TEST_P(HarnessEngine, PartsAreReadAsASessionReadsThem) {
 class HarnessPrompts : public testing::Test {
  protected:
   HarnessPrompts() {
-    EngineOptions options;
-    options.model = model_file();
-    options.threads = 1;
-    options.kv_memory = std::uint64_t{1} << 26;
-    auto opened = Engine::open(options);
-    EXPECT_TRUE(opened.ok()) << opened.status().message();
-    engine_ = std::move(*opened);
+    engine_ = open_engine(std::uint64_t{1} << 26);
     task_ = task_of(kGenerate);
     ask_.max_tokens = 9;
   }
@@ -307,13 +305,8 @@ TEST(HarnessMemory, ItemsWaitForEachOther) {
   const std::vector<TaskItem> items = items_of(task);
   std::vector<std::string> answers[2];
   for (const int parallel : {1, 5}) {
-    EngineOptions options;
-    options.model = model_file();
-    options.threads = 1;
-    options.kv_memory = std::uint64_t{900} << 10;
-    auto engine = Engine::open(options);
-    ASSERT_TRUE(engine.ok());
-    const auto subject = make_engine_subject(engine->get(), {}, {});
+    const auto engine = open_engine(std::uint64_t{900} << 10);
+    const auto subject = make_engine_subject(engine.get(), {}, {});
     TaskRun run{.task = &task, .items = items};
     run.ask.policy = "full";
     run.ask.reading = Reading::kContextFirst;

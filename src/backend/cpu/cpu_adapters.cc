@@ -4,7 +4,7 @@
 
 #include "backend/cpu/pass_tables.h"
 #include "base/check.h"
-#include "tensor/dequantize.h"
+#include "tensor/read_block.h"
 
 namespace kvasir {
 namespace {
@@ -28,14 +28,8 @@ std::vector<float> widened(const WeightPart& part) {
   const DTypeTraits& traits = dtype_traits(part.type);
   const std::size_t blocks = part.bytes.size() / traits.block_bytes;
   std::vector<float> values(blocks * traits.block_elements);
-  for (std::size_t i = 0; i < blocks; ++i) {
-    const std::byte* from = part.bytes.data() + i * traits.block_bytes;
-    if (is_quantized(part.type)) {
-      dequantize_block(part.type, from, values.data() + i * traits.block_elements);
-    } else {
-      values[i] = read_element(part.type, from);
-    }
-  }
+  for (std::size_t i = 0; i < blocks; ++i)
+    read_block(part.type, part.bytes.data() + i * traits.block_bytes, values.data() + i * traits.block_elements);
   return values;
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/hash.h"
 #include "base/mapped_file.h"
+#include "base/ordered_json.h"
 #include "base/status.h"
 #include "cli/eval/eval.h"
 #include "cli/run/example_texts.h"
@@ -25,12 +26,11 @@ constexpr std::string_view kKeyOption = "--endpoint-key";
 }  // namespace
 
 Result<EvalTask> find_task(const std::string& name) {
-  for (const GeneratedTask& each : generated_tasks()) {
-    if (each.name != name) continue;
-    KVASIR_ASSIGN_OR_RETURN(EvalTask task, built_in_task(each.turns ? "generated_turns" : "generated"));
+  if (const GeneratedTask* generated = find_generated_task(name)) {
+    KVASIR_ASSIGN_OR_RETURN(EvalTask task, built_in_task(generated->turns ? "generated_turns" : "generated"));
     task.name = name;
-    task.title = each.summary;
-    task.max_tokens = each.answer_tokens;
+    task.title = generated->summary;
+    task.max_tokens = generated->answer_tokens;
     return task;
   }
   if (!name.ends_with(".json")) return built_in_task(name);
@@ -94,7 +94,7 @@ class Runs : public CellRuns {
 
   Status prepare() {
     if (!plan_.out.empty()) KVASIR_RETURN_IF_ERROR(make_folder(plan_.out));
-    // Of an endpoint only generated items need a tokenizer, for their length.
+    // An endpoint needs a tokenizer for generated items alone, whose length it counts.
     const bool generates =
         std::ranges::any_of(plan_.tasks, [](const CellTask& each) { return each.data.file.empty(); });
     if (plan_.endpoint && generates && plan_.engine.model.empty())
@@ -142,8 +142,8 @@ class Runs : public CellRuns {
     run.ask.codec = cache.codec;
     {
       ProgressBar bar(printable(asked.name + ", " + name, 48));
-      if (log) bar.start_at(log->found().size());
       const std::size_t before = log ? log->found().size() : 0;
+      bar.start_at(before);
       run.progress = [&](std::size_t done, std::size_t total) {
         if (done > before) bar.update(done, total, "questions");  // nothing is known of the time left before
         return !interrupted();

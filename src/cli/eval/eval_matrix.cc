@@ -10,6 +10,7 @@
 
 #include "base/hash.h"
 #include "base/mapped_file.h"
+#include "base/ordered_json.h"
 #include "base/status.h"
 #include "cli/eval/cells.h"
 #include "cli/eval/cells_report.h"
@@ -17,7 +18,6 @@
 #include "cli/signals.h"
 #include "eval/perplexity.h"
 #include "harness/matrix.h"
-#include "kvasir/version.h"
 
 namespace kvasir::cli {
 namespace {
@@ -108,11 +108,7 @@ class MatrixRuns {
                  const CacheSetting& setting) const {
     return {{"schema", "kvasir-eval/1"},
             {"subject",
-             {{"model", std::filesystem::path(options_.engine.model).filename().string()},
-              {"fingerprint", model.fingerprint.hex()},
-              {"version", kVersion},
-              {"isa", model.kernels->name},
-              {"threads", model.threads->threads()}}},
+             model_identity(options_.engine.model, model.fingerprint, model.kernels->name, model.threads->threads())},
             {"task", "perplexity"},
             {"data", std::filesystem::path(task.text).filename().string()},
             {"data_fingerprint", fmt::format("{:016x}", hash64(std::as_bytes(std::span(tokens))))},

@@ -46,7 +46,7 @@ Status complete(TasksCommand& options) {
   for (const std::string& name : options.tasks) {
     KVASIR_ASSIGN_OR_RETURN(EvalTask task, find_task(name));
     TaskDataOptions data = options.data;
-    if (is_generated(task.name)) data.file.clear();  // of the other tasks
+    if (find_generated_task(task.name) != nullptr) data.file.clear();  // of the other tasks
     plan.tasks.push_back({std::move(task), std::move(data), options.filler});
   }
   KVASIR_ASSIGN_OR_RETURN(plan.ask.reading, reading_from_name(options.reading));

@@ -17,6 +17,7 @@
 #include "prefix_store/prefix_tiers.h"
 #include "retention/registry.h"
 #include "runtime/loaded_model.h"
+#include "runtime/token_workspace.h"
 #include "sequence/context_rules.h"
 #include "tiers/spill_file.h"
 
@@ -61,9 +62,7 @@ RunDecision decide(const PlanOptions& options, const std::optional<PolicySpec>& 
                    std::int64_t prompt) {
   const std::uint64_t memory = options.memory > 0 ? options.memory : memory_for_run(usable_cores());
   RunDecision decision{options.chunk, {}, {}};
-  Backend::WorkspaceRequest token{.rows = 1};
-  token.tables.front().layer = config.first_governed_layer();
-  const std::uint64_t pass = cpu_workspace_bytes(sizes, token, usable_cores());
+  const std::uint64_t pass = token_workspace_bytes(config, sizes, usable_cores());
   if (weight_bytes + pass >= memory) {
     decision.refusal = exhausted("the model's weights take {} bytes and a pass {} more, of {} that there are",
                                  weight_bytes, pass, memory);

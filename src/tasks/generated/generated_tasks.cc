@@ -127,6 +127,11 @@ GeneratedItem as_json(const generated::Turn& turn, const std::string& context, G
 
 }  // namespace
 
+const GeneratedTask* find_generated_task(std::string_view name) {
+  const KnownTask* known = find_task(name);
+  return known == nullptr ? nullptr : &known->task;
+}
+
 std::span<const GeneratedTask> generated_tasks() {
   static const std::vector<GeneratedTask> tasks = [] {
     std::vector<GeneratedTask> all;

@@ -28,6 +28,8 @@ struct GeneratedTask {
 };
 
 std::span<const GeneratedTask> generated_tasks();
+// Returns null if there is no task of that name.
+const GeneratedTask* find_generated_task(std::string_view name);
 
 struct GenerateItems {
   static constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;
