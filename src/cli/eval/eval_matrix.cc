@@ -2,10 +2,10 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "base/hash.h"
@@ -89,19 +89,32 @@ class MatrixRuns {
     for (std::size_t t = 0; t < matrix_.tasks.size(); ++t) {
       const MatrixTask& each = matrix_.tasks[t];
       if (each.text.empty()) continue;
-      KVASIR_ASSIGN_OR_RETURN(const std::string text, read_text(each.text));
-      KVASIR_ASSIGN_OR_RETURN(std::vector<TokenId> tokens, model->tokenizer->encode(text, {}));
-      const auto wanted = static_cast<std::size_t>(each.window * each.windows);
-      if (tokens.size() < wanted)
-        return invalid_argument("'{}' has {} tokens, and {} windows of {} need {}", each.text, tokens.size(),
-                                each.windows, each.window, wanted);
-      tokens.resize(wanted);
-      for (const CacheSetting& setting : matrix_.settings) {
-        KVASIR_ASSIGN_OR_RETURN(Cell cell, run_perplexity(model, each, tokens, setting));
-        KVASIR_RETURN_IF_ERROR(take(t, std::move(cell)));
+      KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, windows_of(*model, each));
+      const std::span<const CacheSetting> settings = matrix_.settings;
+      for (std::size_t first = 0, last = 0; first < settings.size(); first = last) {
+        while (last < settings.size() && settings[last].policy == settings[first].policy) ++last;
+        KVASIR_ASSIGN_OR_RETURN(std::vector<Cell> cells,
+                                run_perplexity(model, each, tokens, settings.subspan(first, last - first)));
+        for (Cell& cell : cells) KVASIR_RETURN_IF_ERROR(take(t, std::move(cell)));
       }
     }
     return {};
+  }
+
+  // Returns the windows of all texts of a task, one behind the other.
+  static Result<std::vector<TokenId>> windows_of(const LoadedModel& model, const MatrixTask& task) {
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> files, files_at(task.text, ".txt", "text"));
+    const auto wanted = static_cast<std::size_t>(task.window * task.windows);
+    std::vector<TokenId> windows;
+    for (const std::string& file : files) {
+      KVASIR_ASSIGN_OR_RETURN(const std::string text, read_text(file));
+      KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, model.tokenizer->encode(text, {}));
+      if (tokens.size() < wanted)
+        return invalid_argument("'{}' has {} tokens, and {} windows of {} need {}", printable(file, 500), tokens.size(),
+                                task.windows, task.window, wanted);
+      windows.insert(windows.end(), tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(wanted));
+    }
+    return windows;
   }
 
   Json header_of(const LoadedModel& model, const MatrixTask& task, const std::vector<TokenId>& tokens,
@@ -119,53 +132,72 @@ class MatrixRuns {
             {"codec", setting.codec}};
   }
 
-  // Runs the cell, or reads it if it is there.
-  Result<Cell> run_perplexity(const std::shared_ptr<LoadedModel>& model, const MatrixTask& task,
-                              const std::vector<TokenId>& tokens, const CacheSetting& setting) {
-    const Json header = header_of(*model, task, tokens, setting);
-    const std::string name = run_name(setting.policy, setting.codec, true);
-    const std::string path = fmt::format("{}/{}.json", options_.out, file_name_of("perplexity," + name, header));
-    if (const auto found = read_file(path, std::size_t{1} << 30); found.ok()) {
-      Json same = Json::parse(*found, nullptr, false);
-      const Json stored = same;
-      if (same.is_object())
-        for (const char* field : {"command", "summary", "tokens"}) same.erase(field);
-      if (dump_line(same) == dump_line(header))
-        if (std::optional<Cell> cell = cell_of(stored, setting)) return std::move(*cell);
-    }
+  // Runs the cells of one policy, or reads those that are there. All cells that run are compared with one reading of
+  // the full cache.
+  Result<std::vector<Cell>> run_perplexity(const std::shared_ptr<LoadedModel>& model, const MatrixTask& task,
+                                           const std::vector<TokenId>& tokens, std::span<const CacheSetting> settings) {
+    std::vector<std::optional<Cell>> cells(settings.size());
     PerplexityOptions options;
-    options.policies = {setting.policy};
-    options.kv_types = {setting.codec};
+    options.policies = {settings.front().policy};
     options.window = task.window;
     options.whole_windows = task.prefill > 0;
     options.prefill = task.prefill;
     options.chunk = task.prefill > 0 ? 256 : 1;
     options.compare_full = true;
+    for (std::size_t i = 0; i < settings.size(); ++i) {
+      cells[i] = find_cell(path_of(*model, task, tokens, settings[i]), header_of(*model, task, tokens, settings[i]),
+                           settings[i]);
+      if (!cells[i]) options.kv_types.push_back(settings[i].codec);
+    }
     std::vector<PerplexityResult> results;
-    const auto begin = std::chrono::steady_clock::now();
-    {
-      ProgressBar bar(printable("perplexity, " + name, 48));
+    if (!options.kv_types.empty()) {
+      ProgressBar bar(printable("perplexity, " + settings.front().policy, 48));
       KVASIR_ASSIGN_OR_RETURN(
           results, evaluate_perplexity(model, tokens, options, [&](std::int64_t done, std::int64_t total) {
             bar.update(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(total), "tokens");
             return !interrupted();
           }));
     }
-    const PerplexityResult& result = results.front();
-    Json json = header;
-    json["command"] = command_;
-    json["summary"] = {
-        {"kept_mean", result.kept_mean},
-        {"kv_bytes_max", result.kv_bytes_peak},
-        {"ms_per_token", result.tpot_ms},
-        {"top1_agree", result.full->top1_agree},
-        // With the full cache that it is compared with.
-        {"wall_seconds", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()}};
-    json["tokens"] = {{"nll", result.sums.nlls}, {"kld", result.sums.klds}};
-    std::optional<Cell> cell = cell_of(std::move(json), setting);
-    if (!cell) return invalid_argument("'{}' has no token to score in its windows", task.text);
-    KVASIR_RETURN_IF_ERROR(write_cell(cell->json, path));
-    return std::move(*cell);
+    std::vector<Cell> all;
+    for (std::size_t i = 0, ran = 0; i < settings.size(); ++i) {
+      if (!cells[i]) {
+        cells[i] = cell_of(json_of(header_of(*model, task, tokens, settings[i]), results[ran++]), settings[i]);
+        if (!cells[i]) return invalid_argument("'{}' has no token to score in its windows", task.text);
+        KVASIR_RETURN_IF_ERROR(write_cell(cells[i]->json, path_of(*model, task, tokens, settings[i])));
+      }
+      all.push_back(std::move(*cells[i]));
+    }
+    return all;
+  }
+
+  std::string path_of(const LoadedModel& model, const MatrixTask& task, const std::vector<TokenId>& tokens,
+                      const CacheSetting& setting) const {
+    const std::string name = "perplexity," + run_name(setting.policy, setting.codec, true);
+    return fmt::format("{}/{}.json", options_.out, file_name_of(name, header_of(model, task, tokens, setting)));
+  }
+
+  // Returns the cell of a file; nullopt where there is none with this header.
+  static std::optional<Cell> find_cell(const std::string& path, const Json& header, const CacheSetting& setting) {
+    const auto found = read_file(path, std::size_t{1} << 30);
+    if (!found.ok()) return {};
+    Json same = Json::parse(*found, nullptr, false);
+    const Json stored = same;
+    if (!same.is_object()) return {};
+    for (const char* field : {"command", "summary", "tokens"}) same.erase(field);
+    if (dump_line(same) != dump_line(header)) return {};
+    return cell_of(stored, setting);
+  }
+
+  Json json_of(Json header, const PerplexityResult& result) const {
+    header["command"] = command_;
+    header["summary"] = {{"kept_mean", result.kept_mean},
+                         {"kv_bytes_max", result.kv_bytes_peak},
+                         {"ms_per_token", result.tpot_ms},
+                         {"top1_agree", result.full->top1_agree},
+                         // Of its own passes, without those of the full cache that it is compared with.
+                         {"wall_seconds", (result.sums.times.forward + result.sums.times.cache)}};
+    header["tokens"] = {{"nll", result.sums.nlls}, {"kld", result.sums.klds}};
+    return header;
   }
 
   // Makes each scored token a question, so that cells are compared token by token. Returns nullopt for JSON that holds
