@@ -1,0 +1,47 @@
+"""Zeng et al., Lethe."""
+import figures as f
+from claim import Claim
+from lazy_pruning import kv
+
+SOURCE = "Lethe"
+WINDOWS = ["eval", "ppl", "-m", "{model}", "-f", "{books}", "--window", 2048, "--windows", 1, "--chunk", 1, "--compare-full", "--json"]
+TAUS = (20, 100, 400, 1000, 10000)
+TAU = {"lethe-tau": [*WINDOWS, *kv(*(f"lethe:tau={t},start=128" for t in TAUS))]}
+
+
+def equal(found):
+    """The command that compares policies at the tokens that lethe kept on average."""
+    kept = round(f.mean(found["lethe-tau"], 2, "kept_mean"))
+    return [*WINDOWS, *kv("lethe:tau=400,start=128", f"h2o:budget={kept},sinks=4", f"streaming:cap={kept}", f"tova:budget={kept}")]
+
+
+EQUAL = {**TAU, "lethe-equal": equal}
+SPEED = {"lethe-speed": ["bench", "-m", "{model}", "--prefill", 0, "--decode", 16, "--depth", 2048, "--batch", "1,8,32", "--repeat", 3, "--json",
+                         *kv("full", "lethe:max=512")]}
+SPARSITY = {"lethe-sparsity": ["inspect", "-m", "{model}", "-f", "{books}/hard-times.txt", "--tokens", 2048, "--json"]}
+ANSWER = {"lethe-answer": ["eval", "ppl", "-m", "{model}", "-f", "{books}", "--tokens", 4096, "--prefill", 512, "--compare-full", "--json",
+                           *kv("full", "full+lethe:tau=400,start=512", "full+lethe:tau=400,start=512,max=1024")]}
+
+
+def speeds(r, policy):
+    return [x for x in r["lethe-speed"]["figures"] if x["policy"].startswith(policy)]
+
+
+CLAIMS = [
+    Claim("tau", SOURCE, "A larger `sparse_ratio` keeps more", TAU,
+          lambda r: "; ".join(f"{t}: {f.mean(r['lethe-tau'], i, 'kept_mean'):.0f} tokens, {f.mean(r['lethe-tau'], i, 'kld_mean'):.3f} nats"
+                              for i, t in enumerate(TAUS)),
+          lambda r: "agrees" if all(f.mean(r["lethe-tau"], i, "kept_mean") <= f.mean(r["lethe-tau"], i + 1, "kept_mean")
+                                    for i in range(len(TAUS) - 1)) else "disagrees"),
+    Claim("equal-kept", SOURCE, "At equal memory pruning by layer and time is better than H2O and StreamingLLM", EQUAL,
+          lambda r: f"KL less H2O's {f.signed(r['lethe-equal'], 0, 1, 'kld_mean')}, less Start+Recent's {f.signed(r['lethe-equal'], 0, 2, 'kld_mean')}",
+          lambda r: f.all_of(f.below(r["lethe-equal"], 0, 1, "kld_mean"), f.below(r["lethe-equal"], 0, 2, "kld_mean"))),
+    Claim("throughput", SOURCE, "Throughput rises by up to 2.56 times with the batch", SPEED,
+          lambda r: "; ".join(f"batch {a['batch']}: {b['tokens_per_s'] / a['tokens_per_s']:.2f} times, {b['kv_bytes'] / a['kv_bytes']:.2f} of the memory"
+                              for a, b in zip(speeds(r, "full"), speeds(r, "lethe"))),
+          lambda r: "agrees" if speeds(r, "lethe")[-1]["tokens_per_s"] > 1.5 * speeds(r, "full")[-1]["tokens_per_s"] else "disagrees"),
+    Claim("long-answers", SOURCE, "Answers of thousands of tokens lose little", ANSWER,
+          lambda r: "; ".join(f"{f.signed(r['lethe-answer'], i, 0)} nats keeping {f.mean(r['lethe-answer'], i, 'kept_mean'):.0f} of "
+                              f"{f.mean(r['lethe-answer'], 0, 'kept_mean'):.0f}" for i in (1, 2)),
+          lambda r: f.alike(r["lethe-answer"], 1, 0, 0.02)),
+]

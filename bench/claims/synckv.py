@@ -1,0 +1,50 @@
+"""SyncKV: A Syncopated Scheduling Approach to KV Cache Compression (under review)."""
+import figures as f
+from claim import Claim
+from lazy_pruning import kv
+
+SOURCE = "SyncKV"
+VARIANTS = ("synckv:mem=50%", "synckv:mem=50%,static=1", "synckv:mem=50%,static=0", "synckv:mem=50%,stride=1", "synckv:mem=50%,stride=10",
+            "quest:budget=1792", "snapkv:budget=1792", "cake:budget=1792", "synckv:mem=70%", "synckv:mem=70%,reps=2")
+QUALITY = {"synckv-quality": ["eval", "ppl", "-m", "{model}", "-f", "{books}", "--window", 4096, "--windows", 1, "--prefill", 3584, "--score", "all",
+                              "--compare-full", "--json", *kv(*VARIANTS)]}
+NEEDLE = {"synckv-needle": ["eval", "needle", "-m", "{model}", "-f", "{books}/hard-times.txt", "--lengths", 2048, "--depths", "0.1,0.37,0.63,0.9",
+                            "--trials", 16, "--json", *kv("full", "synckv:mem=50%", "quest:budget=1024", "snapkv:budget=1024", "cake:budget=1024")]}
+SPEED = {"synckv-speed": ["bench", "-m", "{model}", "--prefill", 0, "--decode", 64, "--depth", 7168, "--repeat", 5, "--json",
+                          *kv("full", "synckv:mem=50%")]}
+DRIFT = {"synckv-drift": ["inspect", "-m", "{model}", "-f", "{books}/hard-times.txt", "--tokens", 2048, "--prefill", 1024, "--top", 64, "--json"]}
+
+
+def nearer(a, b):
+    return (lambda r: f"{f.signed(r['synckv-quality'], a, b, 'kld_mean')} nats of KL ({f.mean(r['synckv-quality'], a, 'kld_mean'):.4f} and "
+                      f"{f.mean(r['synckv-quality'], b, 'kld_mean'):.4f})",
+            lambda r: f.below(r["synckv-quality"], a, b, "kld_mean"))
+
+
+def exact(r, i):
+    return 100 * r["synckv-needle"]["runs"][i]["exact"]
+
+
+def ratio(r):
+    speeds = [x["tokens_per_s"] for x in r["synckv-speed"]["figures"]]
+    return speeds[1] / speeds[0]
+
+
+CLAIMS = [
+    Claim("anticipation", SOURCE, "Choosing again every few steps is better than once (48.12 against 47.75)", QUALITY, *nearer(0, 1)),
+    Claim("suspension", SOURCE, "Choosing at every step is hardly better than every fifth (48.50 against 48.12)", QUALITY,
+          nearer(3, 0)[0], lambda r: f.alike(r["synckv-quality"], 3, 0, 0.01, "kld_mean")),
+    Claim("stride-10", SOURCE, "A stride of ten is worse than five (47.62 against 48.12)", QUALITY, *nearer(0, 4)),
+    Claim("representatives", SOURCE, "At the same memory one more representative is not better (48.12 and 47.63 with two and three)", QUALITY,
+          nearer(8, 9)[0], lambda r: "disagrees" if nearer(9, 8)[1](r) == "agrees" else "agrees"),
+    Claim("quest", SOURCE, "At equal memory SyncKV is better than Quest", QUALITY, *nearer(0, 5)),
+    Claim("snapkv", SOURCE, "At equal memory SyncKV is better than SnapKV", QUALITY, *nearer(0, 6)),
+    Claim("cake", SOURCE, "At equal memory SyncKV is better than CAKE", QUALITY, *nearer(0, 7)),
+    Claim("needle", SOURCE, "A fact is found in 98.9% of texts at half the memory", NEEDLE,
+          lambda r: ", ".join(f"`{p}` {exact(r, i):.0f}%" for i, p in enumerate(("full", "synckv", "quest", "snapkv", "cake"))) + " of 64",
+          lambda r: "open" if exact(r, 0) < 90 else "agrees" if exact(r, 1) >= 95 else "disagrees"),
+    Claim("decode-speed", SOURCE, "Decoding is 1.25 times as fast as with the full cache at 128K", SPEED,
+          lambda r: f"{ratio(r):.2f} times at 7,168 tokens", lambda r: "agrees" if ratio(r) > 1.1 else "disagrees"),
+    Claim("drift", SOURCE, "After 50 steps 30% of a head's top set is still in it (Fig. 2a)", DRIFT,
+          lambda r: str({k: v for k, v in r["synckv-drift"].items() if not isinstance(v, list)})[:200], lambda r: "open"),
+]
