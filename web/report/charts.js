@@ -53,11 +53,15 @@ function tickCount(log, ends, pixels, each, most) {
   return pixels / decades > 2.5 * each ? count : clamp(Math.ceil(decades * 1.15), 2, count);
 }
 
-// On a logarithmic axis with room for it, ticks where the points are: 1, 2, 4, 8 rather than 1, 2, 3 … 9, 10.
+// On a logarithmic axis with room for it, ticks where the points are: 1, 2, 4, 8 rather than 1, 2, 3 … 9, 10. Not where
+// labels would be long, or lie on each other.
 function ticksAtPoints(log, series, pixels) {
   if (!log) return {};
-  const places = [...new Set(series.flatMap(({ x }) => x.filter(usableOn(true))))];
-  return places.length >= 2 && places.length * 40 <= pixels ? { tickmode: 'array', tickvals: places } : {};
+  const places = [...new Set(series.flatMap(({ x }) => x.filter(usableOn(true))))].sort((a, b) => a - b);
+  if (places.length < 2 || places.some((place) => Number(place.toPrecision(3)) !== place)) return {};
+  const each = pixels / Math.log(places.at(-1) / places[0]);
+  const apart = places.slice(1).every((place, i) => Math.log(place / places[i]) * each >= 40);
+  return apart ? { tickmode: 'array', tickvals: places } : {};
 }
 
 function baseLayout(width, height) {
