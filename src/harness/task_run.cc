@@ -46,7 +46,6 @@ Result<std::vector<QuestionResult>> run_task(Subject& subject, const TaskRun& ru
     index.push_back(i);
   }
   const auto go_on = [&] { return !run.progress || run.progress(found.size(), total); };
-  if (!go_on()) return Status(StatusCode::kCancelled, "");
   Status failed;
   auto last = std::chrono::steady_clock::now();
   const auto take = [&](std::size_t item, std::size_t question, QuestionAnswer answer) {
@@ -60,12 +59,14 @@ Result<std::vector<QuestionResult>> run_task(Subject& subject, const TaskRun& ru
     }
     return failed.ok() && go_on();
   };
-  const Status status = left.empty() ? Status() : subject.ask(left, options_of(run), take, go_on);
-  KVASIR_RETURN_IF_ERROR(failed);
-  KVASIR_RETURN_IF_ERROR(status);
+  Status status = !go_on() ? Status(StatusCode::kCancelled, "") : Status();
+  if (status.ok() && !left.empty()) status = subject.ask(left, options_of(run), take, go_on);
+  if (!failed.ok()) status = failed;
   std::vector<QuestionResult> results;
   for (auto& [place, result] : found) results.push_back(std::move(result));
-  return results;
+  if (status.ok()) return results;
+  if (run.partial != nullptr) *run.partial = std::move(results);
+  return status;
 }
 
 }  // namespace kvasir

@@ -187,6 +187,42 @@ TEST_F(EvalTasks, AFullDisk) {
   EXPECT_EQ(after, timeless("tasks", {"kv_turns", "--tokens", "900", "--count", "4"}));
 }
 
+// An interrupt prints the rows so far and one line; the next run asks what is left.
+TEST_F(EvalTasks, AnInterruptKeepsWhatIsAnswered) {
+  const Arguments arguments = {"needle", "--tokens", "600", "--count", "400", "--kv", "full", "--out", folder_ + "/o"};
+  for (const int signal : {SIGTERM, SIGINT}) {
+    std::filesystem::remove_all(folder_ + "/o");
+    const Finished done =
+        run("tasks", arguments, {.interrupt = Interrupt::kCaught, .interrupt_after = 0.5, .signal = signal});
+    EXPECT_EQ(done.signal, signal == SIGINT ? SIGINT : 0) << done.err;
+    if (signal == SIGTERM) EXPECT_EQ(done.exit_code, 1) << done.err;
+    EXPECT_LT(done.after_signal, kSoon);
+    EXPECT_TRUE(matches(done.err,
+                        "kvasir: stopped in cell <number> of 1 (needle under full f16) after <number> of 400 "
+                        "questions; the same command runs the rest\n"))
+        << done.err;
+    EXPECT_NE(done.out.find("ended early"), std::string::npos) << done.out;
+  }
+  EXPECT_EQ(files(".jsonl"), 1U);
+  EXPECT_EQ(files(".json"), 0U);
+  const Json json = timeless("tasks", arguments);
+  EXPECT_EQ(json["cells"][0]["summary"]["questions"], 400);
+  EXPECT_FALSE(json["cells"][0].contains("unasked"));
+}
+
+TEST_F(EvalTasks, AnInterruptedMatrixGoesOn) {
+  write("book.txt", bytes_of(source_dir() + "/examples/the-lamplighter.txt"));
+  const std::string grid = write("grid.json", R"({"tasks": [{"perplexity": "book.txt", "window": 200, "windows": 1},
+      {"task": "needle", "tokens": 600, "count": 400}]})");
+  const Finished done = run("matrix", {grid, "--json"}, {.interrupt = Interrupt::kCaught, .interrupt_after = 2.5});
+  EXPECT_EQ(done.signal, SIGINT) << done.err;
+  EXPECT_EQ(done.error_lines(), 1) << done.err;
+  EXPECT_NE(done.err.find("kvasir: stopped in cell "), std::string::npos) << done.err;
+  EXPECT_NE(done.err.find("; the same command runs the rest\n"), std::string::npos) << done.err;
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/grid-results/report.html"));
+  EXPECT_EQ(timeless("matrix", {grid})["cells"].size(), 2U);
+}
+
 // A changed definition is another run.
 TEST_F(EvalTasks, AChangedDefinitionIsAskedAgain) {
   const std::string data = write("data.jsonl", "{\"q\": \"Once upon a\", \"a\": \"time\"}\n");

@@ -47,13 +47,21 @@ class MatrixRuns {
   }
 
   const std::vector<std::vector<Cell>>& cells() const { return cells_; }
+  std::size_t cells_taken() const { return taken_; }
 
  private:
+  // Prints and keeps a cell. Errors: that of a run which ended early.
   Status take(std::size_t task, Cell cell) {
-    if (!options_.json) KVASIR_RETURN_IF_ERROR(print(rows_of(cell, !begun_)));
-    begun_ = true;
+    const Status ended = cell.ended.ok() ? Status() : ended_early(cell);
+    if (cell.questions.empty()) return ended;
+    if (!options_.json) KVASIR_RETURN_IF_ERROR(print(rows_of(cell, taken_ == 0)));
+    ++taken_;
     cells_[task].push_back(std::move(cell));
-    return {};
+    return ended;
+  }
+
+  Status ended_early(const Cell& cell) const {
+    return cli::ended_early(cell, taken_ + 1, matrix_.tasks.size() * matrix_.settings.size(), true);
   }
 
   Status run_tasks() {
@@ -97,8 +105,11 @@ class MatrixRuns {
                                 each.windows, each.window, wanted);
       tokens.resize(wanted);
       for (const CacheSetting& setting : matrix_.settings) {
-        KVASIR_ASSIGN_OR_RETURN(Cell cell, run_perplexity(model, each, tokens, setting));
-        KVASIR_RETURN_IF_ERROR(take(t, std::move(cell)));
+        Result<Cell> cell = run_perplexity(model, each, tokens, setting);
+        if (cell.status().code() == StatusCode::kCancelled)
+          return ended_early({.setting = setting, .json = {{"task", "perplexity"}}, .ended = cell.status()});
+        KVASIR_RETURN_IF_ERROR(cell.status());
+        KVASIR_RETURN_IF_ERROR(take(t, std::move(*cell)));
       }
     }
     return {};
@@ -201,7 +212,7 @@ class MatrixRuns {
   Matrix matrix_;
   std::string command_;
   std::vector<std::vector<Cell>> cells_;
-  bool begun_ = false;
+  std::size_t taken_ = 0;
 };
 
 Status eval_matrix(MatrixCommand options, const CommandLine& line) {
@@ -228,13 +239,17 @@ Status eval_matrix(MatrixCommand options, const CommandLine& line) {
   const std::string report = options.report, out = options.out;
   const bool json = options.json;
   MatrixRuns runs(std::move(options), *matrix, command_text(line));
-  KVASIR_RETURN_IF_ERROR(runs.run());
-  KVASIR_RETURN_IF_ERROR(write_report(cells_report(runs.cells()), report));
-  const Status status = without_answers(runs.cells());
+  Status status = runs.run();
+  const bool whole = status.ok();
+  if (whole) {
+    KVASIR_RETURN_IF_ERROR(write_report(cells_report(runs.cells()), report));
+    status = without_answers(runs.cells());
+  }
   if (!json) {
-    note("kvasir: results in {}, a page about them in {}\n", printable(out, 500), printable(report, 500));
+    if (whole) note("kvasir: results in {}, a page about them in {}\n", printable(out, 500), printable(report, 500));
     return status;
   }
+  if (!whole && runs.cells_taken() == 0) return status;  // there is nothing to print
   Json cells = Json::array();
   for (const std::vector<Cell>& column : runs.cells())
     for (const Cell& cell : column) cells.push_back(cell.json);

@@ -78,17 +78,23 @@ Status eval_tasks(TasksCommand options, const CommandLine& line) {
   KVASIR_RETURN_IF_ERROR(check_report(options.report, std::vector{options.plan.engine.model, options.data.file}));
   options.plan.command = command_text(line);
   const std::size_t tasks = options.plan.tasks.size(), settings = options.plan.settings.size();
-  catch_interrupts();
+  const bool kept = !options.plan.out.empty();
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<CellRuns> runs, CellRuns::create(std::move(options.plan)));
+  catch_interrupts();
   std::vector<std::vector<Cell>> cells(tasks);
-  for (std::size_t i = 0; i < tasks * settings; ++i) {
+  Status status;
+  for (std::size_t i = 0; i < tasks * settings && status.ok(); ++i) {
     KVASIR_ASSIGN_OR_RETURN(Cell cell, runs->run(i / settings, i % settings));
+    if (!cell.ended.ok()) status = ended_early(cell, i + 1, tasks * settings, kept);
+    if (cell.questions.empty()) break;
     if (!options.json) KVASIR_RETURN_IF_ERROR(print(rows_of(cell, i == 0)));
     cells[i / settings].push_back(std::move(cell));
   }
-  const Status status = without_answers(cells);
-  if (!options.report.empty()) KVASIR_RETURN_IF_ERROR(write_report(cells_report(cells), options.report));
-  if (!options.json) return status;
+  if (status.ok()) {
+    status = without_answers(cells);
+    if (!options.report.empty()) KVASIR_RETURN_IF_ERROR(write_report(cells_report(cells), options.report));
+  }
+  if (!options.json || cells.front().empty()) return status;
   Json all = Json::array();
   for (std::vector<Cell>& of_task : cells)
     for (Cell& cell : of_task) {
@@ -122,6 +128,10 @@ void add_endpoint_options(CLI::App& command, TasksCommand& options) {
       ->envname("KVASIR_ENDPOINT_KEY")
       ->type_name("KEY");
   command.add_option("--body", options.body, "Fields added to every request to the server")->type_name("JSON");
+  command.add_option("--timeout", options.endpoint.timeout_seconds, "Seconds that the server may take for a request")
+      ->check(CLI::Range(0.1, 1e6))
+      ->type_name("SECONDS")
+      ->capture_default_str();
 }
 
 }  // namespace
