@@ -6,6 +6,7 @@ are said to be missing.
 The servers take a word, or a space with its word, as a token, and give the token of n characters the log-probability -n / 10.
 """
 import concurrent.futures
+import contextlib
 import email.utils
 import json
 import pathlib
@@ -60,7 +61,8 @@ class Handler(BaseHTTPRequestHandler):
         for when in later:
             self.send_header("Retry-After", when)
         self.end_headers()
-        self.wfile.write(data)
+        with contextlib.suppress(BrokenPipeError):  # who asked may have waited long enough
+            self.wfile.write(data)
 
     def log_message(self, *_):
         pass

@@ -375,6 +375,35 @@ TEST_F(Comparison, CurvesAreMeansOfTheirPositions) {
   EXPECT_TRUE(evaluate(f16_, text(200), {}).front().curve.empty());
 }
 
+// Differences of tokens, from the logits of sequences that ran alone.
+TEST_F(Comparison, RunsArePairedTokenByToken) {
+  const std::vector<std::string> policies = {"full", "random:budget=48"};
+  const PerplexityOptions options{.policies = policies, .chunk = 24, .keep_nlls = true};
+  const auto results = evaluate(f16_, text(300), options);
+  const auto other = evaluate(f16_, text(100), options);
+  const Alone full(f16_, "full", text(300), 24), few(f16_, policies[1], text(300), 24);
+  std::vector<double> differences = expect(full, few, text(300)).nll;
+  const std::vector<double> reference = expect(full, full, text(300)).nll;
+  for (std::size_t i = 0; i < differences.size(); ++i) differences[i] -= reference[i];
+  double variance = 0;
+  for (const double each : differences) variance += (each - mean(differences)) * (each - mean(differences)) / 298;
+  const auto difference = nll_difference(results[1], results[0]);
+  ASSERT_TRUE(difference.has_value());
+  EXPECT_NEAR(difference->mean, mean(differences), 1e-9);
+  EXPECT_NEAR(difference->mean, results[1].nll - results[0].nll, 1e-12);
+  EXPECT_NEAR(difference->error, std::sqrt(variance / 299), 1e-9);
+  EXPECT_LT(difference->error, results[0].ppl_error / results[0].ppl);
+  EXPECT_FALSE(nll_difference(results[1], other[0]).has_value()) << "other tokens";
+  // Pooled texts, in whose sums each text's tokens follow each other.
+  const PerplexityResult both[] = {pool_perplexity(std::vector{results[0], other[0]}),
+                                   pool_perplexity(std::vector{results[1], other[1]})};
+  EXPECT_NEAR(nll_difference(both[1], both[0])->mean, both[1].nll - both[0].nll, 1e-12);
+  // Without being asked to, a run keeps no value of its tokens.
+  const auto plain = evaluate(f16_, text(100), {.policies = policies, .chunk = 24});
+  EXPECT_TRUE(plain[0].sums.nlls.empty());
+  EXPECT_FALSE(nll_difference(plain[1], plain[0]).has_value());
+}
+
 TEST_F(Comparison, PooledTextsWeighTheirTokens) {
   const PerplexityOptions options{
       .policies = {"tova:budget=32"}, .chunk = 16, .compare_full = true, .bins = 5, .bins_over = 400};

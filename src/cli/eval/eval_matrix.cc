@@ -152,6 +152,7 @@ class MatrixRuns {
     options.prefill = task.prefill;
     options.chunk = task.prefill > 0 ? 256 : 1;
     options.compare_full = true;
+    options.keep_nlls = true;
     std::vector<PerplexityResult> results;
     const auto begin = std::chrono::steady_clock::now();
     {
