@@ -9,9 +9,11 @@
 #include <cerrno>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
+#include "base/check.h"
 #include "base/mapped_file.h"
 #include "base/ordered_json.h"
 #include "base/status.h"
@@ -33,6 +35,20 @@ std::size_t likeliest(const std::vector<TextScore>& scores, Value value) {
   return best;
 }
 
+constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+
+// Scores and the clusters of their questions.
+struct Values {
+  std::vector<double> values;
+  std::vector<std::size_t> clusters;
+
+  void add(double value, std::size_t cluster) {
+    values.push_back(value);
+    clusters.push_back(cluster);
+  }
+  Mean mean() const { return mean_of(values, clusters); }
+};
+
 std::int64_t count_words(std::string_view text) {
   std::int64_t words = 0;
   bool inside = false;
@@ -46,18 +62,28 @@ std::int64_t count_words(std::string_view text) {
 
 }  // namespace
 
-Mean mean_of(const std::vector<double>& values) {
+Mean mean_of(const std::vector<double>& values, const std::vector<std::size_t>& clusters) {
+  KVASIR_CHECK(values.size() == clusters.size());
   Mean mean;
   mean.count = std::ssize(values);
   if (values.empty()) return mean;
+  const auto n = static_cast<double>(values.size());
   double sum = 0;
   for (const double value : values) sum += value;
-  mean.mean = sum / static_cast<double>(values.size());
-  if (values.size() < 2) return mean;
+  mean.mean = sum / n;
+  std::map<std::size_t, double> deviations;
+  for (std::size_t i = 0; i < values.size(); ++i) deviations[clusters[i]] += values[i] - mean.mean;
+  const auto count = static_cast<double>(deviations.size());
   double squares = 0;
-  for (const double value : values) squares += (value - mean.mean) * (value - mean.mean);
-  mean.error = std::sqrt(squares / static_cast<double>(values.size() - 1) / static_cast<double>(values.size()));
+  for (const auto& [cluster, deviation] : deviations) squares += deviation * deviation;
+  mean.error = count > 1 ? std::sqrt(count / (count - 1) * squares) / n : kUnknown;
   return mean;
+}
+
+Mean mean_of(const std::vector<double>& values) {
+  std::vector<std::size_t> each(values.size());
+  std::iota(each.begin(), each.end(), std::size_t{0});
+  return mean_of(values, each);
 }
 
 Mean paired_difference(const std::vector<QuestionResult>& run, const std::vector<QuestionResult>& reference,
@@ -66,13 +92,14 @@ Mean paired_difference(const std::vector<QuestionResult>& run, const std::vector
   for (const QuestionResult& result : reference)
     if (const auto score = result.scores.find(metric); score != result.scores.end())
       scores[{result.item, result.question}] = score->second;
-  std::vector<double> differences;
+  Values differences;
   for (const QuestionResult& result : run) {
     const auto score = result.scores.find(metric);
     const auto other = scores.find({result.item, result.question});
-    if (score != result.scores.end() && other != scores.end()) differences.push_back(score->second - other->second);
+    if (score != result.scores.end() && other != scores.end())
+      differences.add(score->second - other->second, result.cluster);
   }
-  return mean_of(differences);
+  return differences.mean();
 }
 
 namespace {
@@ -88,7 +115,7 @@ void add_perplexities(const std::vector<QuestionResult>& results, TaskSummary* s
   }
   if (words == 0 || bytes == 0) return;
   const std::int64_t count = summary->questions - summary->failed;
-  constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();  // of a ratio of sums
+  // The errors of ratios of sums are not known.
   summary->metrics["word_perplexity"] = {std::exp(-log_likelihood / words), kUnknown, count};
   summary->metrics["byte_perplexity"] = {std::exp(-log_likelihood / bytes), kUnknown, count};
   summary->metrics["bits_per_byte"] = {-log_likelihood / bytes / std::log(2.0), kUnknown, count};
@@ -106,8 +133,12 @@ Json to_json(const std::map<std::string, Mean>& metrics) {
 QuestionResult score_answer(const EvalTask& task, const TaskItem& item, std::size_t index, std::size_t question,
                             QuestionAnswer answer) {
   const Question& asked = item.questions[question];
-  QuestionResult result{
-      .item = index, .question = question, .id = item.id, .group = item.group, .answer = std::move(answer)};
+  QuestionResult result{.item = index,
+                        .question = question,
+                        .cluster = item.cluster,
+                        .id = item.id,
+                        .group = item.group,
+                        .answer = std::move(answer)};
   for (const TextScore& score : result.answer.scores)
     if (!std::isfinite(score.log_likelihood) && result.answer.status.ok())
       result.answer.status = data_loss("a log-likelihood is not finite");
@@ -143,15 +174,15 @@ QuestionResult score_answer(const EvalTask& task, const TaskItem& item, std::siz
 TaskSummary summarize(const EvalTask& task, std::vector<QuestionResult> results) {
   std::ranges::sort(results, {}, [](const QuestionResult& r) { return std::tuple(r.item, r.question); });
   TaskSummary summary;
-  std::map<std::string, std::vector<double>> all;
-  std::map<std::string, std::map<std::string, std::vector<double>>> groups;
+  std::map<std::string, Values> all;
+  std::map<std::string, std::map<std::string, Values>> groups;
   std::vector<double> chances, kept, bytes;
   for (const QuestionResult& result : results) {
     ++summary.questions;
     summary.wall_seconds += result.wall_seconds;
     for (const auto& [name, score] : result.scores) {
-      all[name].push_back(score);
-      if (!result.group.empty()) groups[result.group][name].push_back(score);
+      all[name].add(score, result.cluster);
+      if (!result.group.empty()) groups[result.group][name].add(score, result.cluster);
     }
     if (task.request == TaskRequest::kChoices) chances.push_back(result.chance);
     const QuestionAnswer& answer = result.answer;
@@ -166,9 +197,9 @@ TaskSummary summarize(const EvalTask& task, std::vector<QuestionResult> results)
     bytes.push_back(static_cast<double>(answer.kv_bytes));
     summary.kv_bytes_max = std::max(summary.kv_bytes_max, answer.kv_bytes);
   }
-  for (const auto& [name, values] : all) summary.metrics[name] = mean_of(values);
+  for (const auto& [name, values] : all) summary.metrics[name] = values.mean();
   for (const auto& [group, metrics] : groups)
-    for (const auto& [name, values] : metrics) summary.groups[group][name] = mean_of(values);
+    for (const auto& [name, values] : metrics) summary.groups[group][name] = values.mean();
   if (!chances.empty()) summary.chance = mean_of(chances).mean;
   summary.kept_mean = mean_of(kept).mean;
   summary.kv_bytes_mean = mean_of(bytes).mean;
@@ -184,7 +215,7 @@ Json to_json(const QuestionResult& result) {
                       {"tokens", score.tokens},
                       {"bytes", score.bytes},
                       {"greedy", score.greedy}});
-  Json json{{"item", result.item}, {"question", result.question}, {"id", result.id}};
+  Json json{{"item", result.item}, {"question", result.question}, {"cluster", result.cluster}, {"id", result.id}};
   if (!result.group.empty()) json["group"] = result.group;
   if (!result.error.empty()) json["error"] = result.error;
   json["scores"] = result.scores;

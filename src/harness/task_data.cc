@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <unordered_map>
 #include <utility>
 
 #include "base/hash.h"
@@ -79,6 +80,17 @@ std::string fingerprint_of_items(const std::vector<TaskItem>& items) {
   return hasher.digest().hex();
 }
 
+// Gives items about the same text one cluster. A context without variables is an instruction, not such a text.
+void share_clusters(const EvalTask& task, std::vector<TaskItem>* items) {
+  const std::string& source = task.context.source;
+  if (source.find("{{") == std::string::npos && source.find("{%") == std::string::npos) return;
+  std::unordered_map<std::string_view, std::size_t> first;
+  for (TaskItem& item : *items) {
+    const std::string_view context = std::string_view(item.context).substr(item.context_begin);
+    if (!context.empty()) item.cluster = first.try_emplace(context, item.cluster).first->second;
+  }
+}
+
 }  // namespace
 
 Result<TaskData> find_items(const EvalTask& task, const TaskDataOptions& options, const Tokenizer* tokenizer) {
@@ -93,6 +105,7 @@ Result<TaskData> find_items(const EvalTask& task, const TaskDataOptions& options
   for (std::size_t i = 0; i < count; ++i) {
     KVASIR_ASSIGN_OR_RETURN(data.items.emplace_back(), make_item(task, records.items[i], i, records.examples, name));
   }
+  share_clusters(task, &data.items);
   data.fingerprint = fingerprint_of_items(data.items);
   data.described = options.file.empty() ? fmt::format("generated, {} tokens, seed {}", options.tokens, options.seed)
                                         : std::filesystem::path(options.file).filename().string();

@@ -26,9 +26,9 @@ struct TaskDataOptions {
 };
 
 struct TaskData {
-  std::vector<TaskItem> items;
-  std::string fingerprint;  // XXH3-128 of all prompts, references and choices
-  std::string described;    // one line: the file, or how the items were generated
+  std::vector<TaskItem> items;  // those on one context, such as a document, share the cluster of the first of them
+  std::string fingerprint;      // XXH3-128 of all prompts, references and choices
+  std::string described;        // one line: the file, or how the items were generated
 };
 
 // `tokenizer`: of generated items; may be null for those of a file. Errors: those of ItemFile::open, make_item and

@@ -30,7 +30,9 @@ Result<std::vector<QuestionResult>> run_task(Subject& subject, const TaskRun& ru
     for (const QuestionResult& result : run.log->found()) {
       if (result.item >= run.items.size() || result.question >= run.items[result.item].questions.size())
         return data_loss("the results of an earlier run name item {}, which there is not; remove them", result.item);
-      if (result.error.empty()) found[{result.item, result.question}] = result;
+      if (!result.error.empty()) continue;
+      QuestionResult& kept = found[{result.item, result.question}] = result;
+      kept.cluster = run.items[result.item].cluster;
     }
   // An item with a question left is asked again as a whole, since a conversation's questions follow each other.
   std::vector<const TaskItem*> left;

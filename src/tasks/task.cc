@@ -333,6 +333,7 @@ Result<TaskItem> make(const EvalTask& task, const Json& record, std::size_t inde
   const Item item(record, index, file_variables(file));
   TaskItem made;
   made.id = id_of(record, index);
+  made.cluster = index;
   KVASIR_ASSIGN_OR_RETURN(made.group, item.render(task.group, "group"));
   KVASIR_ASSIGN_OR_RETURN(made.context, item.render(task.description, "description"));
   for (std::size_t i = 0; i < shots.size(); ++i) {
@@ -341,6 +342,7 @@ Result<TaskItem> make(const EvalTask& task, const Json& record, std::size_t inde
     made.context += *example;
   }
   KVASIR_ASSIGN_OR_RETURN(const std::string context, item.render(task.context, "context"));
+  made.context_begin = made.context.size();
   made.context += context;
   if (task.turns_field.empty() && task.turns_lists.empty()) {
     KVASIR_ASSIGN_OR_RETURN(made.questions.emplace_back(), make_question(task, item, record, record));

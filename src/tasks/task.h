@@ -102,7 +102,9 @@ struct Question {
 struct TaskItem {
   std::string id;
   std::string group;
-  std::string context;  // the description, the examples, and what the questions are about
+  std::string context;            // the description, the examples, and what the questions are about
+  std::size_t context_begin = 0;  // where the last of these begins
+  std::size_t cluster = 0;        // make_item: the item's index. Items whose scores depend on each other share one
   std::vector<Question> questions;
 };
 

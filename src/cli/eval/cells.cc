@@ -255,7 +255,7 @@ std::string rows_of(const Cell& cell, bool header) {
                        printable(codec, 20), metric, mean.mean, error_of(mean), mean.count, summary.kept_mean,
                        human_bytes(static_cast<std::uint64_t>(summary.kv_bytes_mean)));
   const auto acc = summary.metrics.find("acc");
-  if (summary.chance && acc != summary.metrics.end() && acc->second.mean - *summary.chance < 2 * acc->second.error)
+  if (summary.chance && acc != summary.metrics.end() && !(acc->second.mean - *summary.chance >= 2 * acc->second.error))
     out += fmt::format("  no better than chance ({:.3f}): no verdict\n", *summary.chance);
   if (summary.failed > 0) {
     const auto first = std::ranges::find_if(cell.questions, [](const QuestionResult& r) { return !r.error.empty(); });

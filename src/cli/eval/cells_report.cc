@@ -27,7 +27,10 @@ std::string family_of(const std::string& policy) {
 report::Table table_of(const std::vector<Cell>& cells, const std::string& metric) {
   report::Table table;
   table.title = metric;
-  table.note = fmt::format("The difference is taken from {}, question by question.", setting_name(cells.front()));
+  table.note = fmt::format(
+      "The difference is taken from {}, question by question. Standard errors take questions on one context as one "
+      "draw.",
+      setting_name(cells.front()));
   table.header = {"policy",     "codec",       "mean", "standard error", "n",
                   "difference", "error of it", "kept", "KV MiB",         "seconds"};
   table.align = {report::Align::kLeft, report::Align::kLeft};
@@ -38,7 +41,8 @@ report::Table table_of(const std::vector<Cell>& cells, const std::string& metric
     table.rows.push_back({cell.setting.policy, cell.setting.codec, fmt::format("{:.4f}", found->second.mean),
                           std::isnan(found->second.error) ? "-" : fmt::format("{:.4f}", found->second.error),
                           fmt::format("{}", found->second.count), fmt::format("{:.4f}", difference.mean),
-                          fmt::format("{:.4f}", difference.error), fmt::format("{:.0f}", cell.summary.kept_mean),
+                          std::isnan(difference.error) ? "-" : fmt::format("{:.4f}", difference.error),
+                          fmt::format("{:.0f}", cell.summary.kept_mean),
                           fmt::format("{:.2f}", cell.summary.kv_bytes_mean / (1 << 20)),
                           fmt::format("{:.1f}", cell.summary.wall_seconds)});
   }

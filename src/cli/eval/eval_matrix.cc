@@ -189,7 +189,7 @@ class MatrixRuns {
       const auto kld = json.at("tokens").at("kld").get<std::vector<double>>();
       if (nll.empty() || nll.size() != kld.size()) return {};
       for (std::size_t i = 0; i < nll.size(); ++i) {
-        QuestionResult token{.item = i};
+        QuestionResult token{.item = i, .cluster = i};
         token.scores = {{"kld", kld[i]}, {"nll", nll[i]}};
         cell.questions.push_back(std::move(token));
       }
