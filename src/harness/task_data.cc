@@ -1,6 +1,7 @@
 #include "harness/task_data.h"
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -108,7 +109,43 @@ void share_clusters(const EvalTask& task, std::vector<TaskItem>* items) {
   }
 }
 
+std::string names_of_generated(bool GeneratedTask::*wanted) {
+  std::vector<std::string_view> names;
+  for (const GeneratedTask& each : generated_tasks())
+    if (each.*wanted) names.push_back(each.name);
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+std::string names_with_examples() {
+  std::vector<std::string_view> names;
+  for (const std::string_view name : task_names()) {
+    const Result<EvalTask> task = built_in_task(name);
+    if (task.ok() && task->target.parsed) names.push_back(name);
+  }
+  return fmt::format("{}, and definitions with a 'target'", fmt::join(names, ", "));
+}
+
 }  // namespace
+
+Status check_option(std::string_view option, std::string_view typed, std::span<const EvalTask> tasks) {
+  const auto is_taken = [&](const EvalTask& task) {
+    const GeneratedTask* generated = find_generated_task(task.name);
+    if (option == "file") return generated == nullptr;
+    if (option == "shots") return generated == nullptr && task.target.parsed.has_value();
+    if (option == "depths") return generated != nullptr && generated->depth;
+    if (option == "filler") return generated != nullptr && generated->filler;
+    return generated != nullptr;
+  };
+  if (std::ranges::any_of(tasks, is_taken)) return {};
+  const std::string by = option == "file"     ? "tasks from a benchmark's file"
+                         : option == "shots"  ? names_with_examples()
+                         : option == "depths" ? names_of_generated(&GeneratedTask::depth)
+                         : option == "filler" ? names_of_generated(&GeneratedTask::filler)
+                                              : "generated tasks; --list shows them";
+  std::vector<std::string_view> asked;
+  for (const EvalTask& task : tasks) asked.push_back(task.name);
+  return one_line(invalid_argument("{} changes nothing for {}; it is taken by {}", typed, fmt::join(asked, ", "), by));
+}
 
 Result<TaskData> find_items(const EvalTask& task, const TaskDataOptions& options, const Tokenizer* tokenizer) {
   const int shots = options.shots >= 0 ? options.shots : task.shots;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,11 @@ struct TaskDataOptions {
   std::vector<double> depths;
   std::string_view filler;
 };
+
+// Checks that an option changes something for at least one of the tasks. `option`: a field of TaskDataOptions (`file`,
+// `shots`, `tokens`, `count`, `seed`, `depths` or `filler`); `typed`: how the user spells it. Errors: kInvalidArgument
+// that says which tasks take it.
+Status check_option(std::string_view option, std::string_view typed, std::span<const EvalTask> tasks);
 
 struct TaskData {
   std::vector<TaskItem> items;  // those on one context, such as a document, share the cluster of the first of them

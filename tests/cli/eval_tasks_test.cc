@@ -163,6 +163,20 @@ TEST_F(EvalTasks, WrongInputGetsOneLine) {
   expect_error("tasks", {"needle", "--reading", "backwards"}, "--reading");
   expect_error("tasks", {"needle", "--limit", "-1"}, "--limit -1 is below 0");
   expect_error("tasks", {"needle", "--body", "{"}, "--body is for requests to a server");
+  expect_error("tasks", {"needle", "--timeout", "5"}, "--timeout is for requests to a server");
+  expect_error("tasks", {"needle", "--endpoint", "http://127.0.0.1:1", "--kv-type", "q8"}, "--kv-type is for a model");
+  expect_error("tasks", {"cwe", "--depths", "0.5"}, "--depths changes nothing for cwe; it is taken by niah_single_1");
+  expect_error("tasks", {"passkey", "--file", "x"}, "--file changes nothing for passkey; it is taken by niah_single_2");
+  expect_error("tasks", {"needle", "cwe", "--shots", "2"},
+               "--shots changes nothing for needle, cwe; it is taken by gsm8k, ");
+  expect_error("tasks", {"needle", "--data", "x"}, "it is taken by tasks from a benchmark's file");
+  for (const char* option : {"--tokens", "--count", "--seed"})
+    expect_error("tasks", {"gsm8k", "--data", "x", option, "5"}, "it is taken by generated tasks");
+  const auto grid_of = [&](const std::string& task) { return write("i.json", R"({"tasks": [)" + task + "]}"); };
+  expect_error("matrix", {grid_of(R"({"task": "cwe", "depths": [0.5]})")}, "'depths' changes nothing for cwe");
+  expect_error("matrix", {grid_of(R"({"task": "gsm8k", "data": "x", "tokens": 9})")}, "'tokens' changes nothing");
+  expect_error("matrix", {grid_of(R"({"task": "needle", "windows": 9})")}, "'windows' is for a perplexity");
+  expect_error("matrix", {grid_of(R"({"perplexity": "x.txt", "count": 9})")}, "'count' is for a task");
   expect_error("tasks", {"needle", "--endpoint", "ftp://x"}, "http://");
   expect_error("tasks", {"needle", "--endpoint", "http://127.0.0.1:1", "--kv", "full"}, "--kv is for a model");
   expect_error("tasks", {"needle", "--endpoint", "http://127.0.0.1:1", "--body", "[]"}, "--body");

@@ -230,6 +230,13 @@ Status eval_matrix(MatrixCommand options, const CommandLine& line) {
   }
   KVASIR_RETURN_IF_ERROR(check_policies(policies, false));
   KVASIR_RETURN_IF_ERROR(check_kv_types(codecs));
+  for (const MatrixTask& each : matrix->tasks) {
+    if (!each.text.empty()) continue;
+    KVASIR_ASSIGN_OR_RETURN(const EvalTask task, find_task(each.task));
+    for (const std::string& field : each.given)
+      KVASIR_RETURN_IF_ERROR(
+          check_option(field == "data" ? "file" : field, fmt::format("'{}'", field), std::span(&task, 1)));
+  }
   if (options.out.empty())
     options.out =
         (std::filesystem::path(options.grid).parent_path() / std::filesystem::path(options.grid).stem()).string() +
