@@ -220,7 +220,7 @@ class EndpointSubject : public Subject {
       const Json usage = json.value("usage", Json());
       QuestionAnswer& answer = open.answer;
       answer.seconds += http.seconds;
-      answer.prompt_tokens = std::max<std::int64_t>(count_of(usage, "prompt_tokens"), 0);
+      if (count_of(usage, "prompt_tokens") >= 0) answer.prompt_tokens = count_of(usage, "prompt_tokens");
       if (call.kind == Call::Kind::kScore) return read_scores(call, choice, usage, answer);
       if (call.kind == Call::Kind::kCount) {
         if (count_of(usage, "prompt_tokens") < 1)
@@ -234,7 +234,7 @@ class EndpointSubject : public Subject {
       }
       const Json& text = ask_->chat ? choice.at("message").at("content") : choice.at("text");
       answer.text = text.is_string() ? text.get<std::string>() : "";
-      answer.answer_tokens = std::max<std::int64_t>(count_of(usage, "completion_tokens"), 0);
+      if (count_of(usage, "completion_tokens") >= 0) answer.answer_tokens = count_of(usage, "completion_tokens");
     } catch (const Json::exception&) {
       return data_loss("the server's answer is not one of the API: {}", http.body.substr(0, 200));
     }
@@ -303,7 +303,7 @@ class EndpointSubject : public Subject {
       score.greedy = score.greedy && value >= best;
     }
     if (ask_->request == TaskRequest::kChoices) score.bytes = std::ssize(scored_text(call));
-    answer.answer_tokens += score.tokens;
+    answer.answer_tokens = answer.answer_tokens.value_or(0) + score.tokens;
     return {};
   }
 

@@ -49,15 +49,16 @@ struct TaskSummary {
   std::map<std::string, std::map<std::string, Mean>> groups;  // by group, then by metric; empty without groups
   std::optional<double> chance;                               // mean of what guessing would give
   std::int64_t questions = 0;
-  std::int64_t failed = 0;     // without an answer
-  std::int64_t shortened = 0;  // whose prompt was too long
-  // Costs: sums, and means over questions with an answer.
-  std::int64_t prompt_tokens = 0;
-  std::int64_t answer_tokens = 0;
+  std::int64_t failed = 0;  // without an answer
   double wall_seconds = 0;
-  double kept_mean = 0;
-  double kv_bytes_mean = 0;
-  std::uint64_t kv_bytes_max = 0;
+  // Sums and means over questions with an answer; nullopt where one of these does not know the figure, or there are
+  // none.
+  std::optional<std::int64_t> shortened;  // whose prompt was too long
+  std::optional<std::int64_t> prompt_tokens;
+  std::optional<std::int64_t> answer_tokens;
+  std::optional<double> kept_mean;
+  std::optional<double> kv_bytes_mean;
+  std::optional<std::uint64_t> kv_bytes_max;
 };
 
 // Returns the mean of values and its standard error. Questions on one context are right or wrong together, so they
@@ -80,6 +81,7 @@ Mean paired_difference(const std::vector<QuestionResult>& run, const std::vector
 // The results may be in any order; equal sets give equal bits.
 TaskSummary summarize(const EvalTask& task, std::vector<QuestionResult> results);
 
+// Figures that are not known are left out.
 nlohmann::ordered_json to_json(const QuestionResult& result);
 nlohmann::ordered_json to_json(const TaskSummary& summary);
 

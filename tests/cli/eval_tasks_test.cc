@@ -203,7 +203,7 @@ TEST_F(EvalTasks, AFullDisk) {
 
 // An interrupt prints the rows so far and one line; the next run asks what is left.
 TEST_F(EvalTasks, AnInterruptKeepsWhatIsAnswered) {
-  const Arguments arguments = {"needle", "--tokens", "600", "--count", "400", "--kv", "full", "--out", folder_ + "/o"};
+  const Arguments arguments = {"needle", "--tokens", "600", "--count", "100", "--kv", "full", "--out", folder_ + "/o"};
   for (const int signal : {SIGTERM, SIGINT}) {
     std::filesystem::remove_all(folder_ + "/o");
     const Finished done =
@@ -212,7 +212,7 @@ TEST_F(EvalTasks, AnInterruptKeepsWhatIsAnswered) {
     EXPECT_EQ(done.exit_code, signal == SIGINT ? -1 : 1) << done.err;
     EXPECT_LT(done.after_signal, kSoon);
     EXPECT_TRUE(matches(done.err,
-                        "kvasir: stopped in cell <number> of 1 (needle under full f16) after <number> of 400 "
+                        "kvasir: stopped in cell <number> of 1 (needle under full f16) after <number> of 100 "
                         "questions; the same command runs the rest\n"))
         << done.err;
     EXPECT_NE(done.out.find("ended early"), std::string::npos) << done.out;
@@ -220,14 +220,14 @@ TEST_F(EvalTasks, AnInterruptKeepsWhatIsAnswered) {
   EXPECT_EQ(files(".jsonl"), 1U);
   EXPECT_EQ(files(".json"), 0U);
   const Json json = timeless("tasks", arguments);
-  EXPECT_EQ(json["cells"][0]["summary"]["questions"], 400);
+  EXPECT_EQ(json["cells"][0]["summary"]["questions"], 100);
   EXPECT_FALSE(json["cells"][0].contains("unasked"));
 }
 
 TEST_F(EvalTasks, AnInterruptedMatrixGoesOn) {
   write("book.txt", bytes_of(source_dir() + "/examples/the-lamplighter.txt"));
   const std::string grid = write("grid.json", R"({"tasks": [{"perplexity": "book.txt", "window": 200, "windows": 1},
-      {"task": "needle", "tokens": 600, "count": 400}]})");
+      {"task": "needle", "tokens": 600, "count": 100}]})");
   const Finished done = run("matrix", {grid, "--json"}, {.interrupt = Interrupt::kCaught, .interrupt_after = 2.5});
   EXPECT_EQ(done.signal, SIGINT) << done.err;
   EXPECT_EQ(done.error_lines(), 1) << done.err;

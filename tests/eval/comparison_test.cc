@@ -378,7 +378,7 @@ TEST_F(Comparison, CurvesAreMeansOfTheirPositions) {
 // Differences of tokens, from the logits of sequences that ran alone.
 TEST_F(Comparison, RunsArePairedTokenByToken) {
   const std::vector<std::string> policies = {"full", "random:budget=48"};
-  const PerplexityOptions options{.policies = policies, .chunk = 24, .keep_nlls = true};
+  const PerplexityOptions options{.policies = policies, .chunk = 24, .bins_over = 300, .keep_nlls = true};
   const auto results = evaluate(f16_, text(300), options);
   const auto other = evaluate(f16_, text(100), options);
   const Alone full(f16_, "full", text(300), 24), few(f16_, policies[1], text(300), 24);

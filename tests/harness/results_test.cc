@@ -151,15 +151,60 @@ TEST(HarnessResults, DifferencesArePairedByQuestion) {
 TEST(HarnessResults, RollingPerplexitiesAreThoseOfTheSums) {
   const auto task = parse_task(R"({"request": "rolling", "prompt": "{{ text }}"})");
   ASSERT_TRUE(task.ok());
+  // As len(re.split(r"\s+", text)): the line end has an empty word behind it.
   const TaskItem item = item_of(*task, R"({"text": "one two  three\n"})");
   QuestionAnswer answer = scored({-6.0});
   answer.scores.front().bytes = 15;
   const QuestionResult result = score_answer(*task, item, 0, 0, answer);
-  EXPECT_EQ(result.words, 3);
+  EXPECT_EQ(result.words, 4);
   const TaskSummary summary = summarize(*task, {result, result});
-  EXPECT_DOUBLE_EQ(summary.metrics.at("word_perplexity").mean, std::exp(2.0));
+  EXPECT_DOUBLE_EQ(summary.metrics.at("word_perplexity").mean, std::exp(12.0 / 8));
   EXPECT_DOUBLE_EQ(summary.metrics.at("byte_perplexity").mean, std::exp(12.0 / 30));
   EXPECT_DOUBLE_EQ(summary.metrics.at("bits_per_byte").mean, 12.0 / 30 / std::log(2.0));
+}
+
+// Expected: python3 -c 'import re; print(len(re.split(r"\s+", TEXT)))'
+TEST(HarnessResults, WordsAreCountedAsLmEvalDoes) {
+  const auto task = parse_task(R"({"request": "rolling", "prompt": "{{ text }}"})");
+  ASSERT_TRUE(task.ok());
+  const auto words = [&](const char* text) {
+    const auto item = make_item(*task, {{"text", text}}, 0, {});
+    EXPECT_TRUE(item.ok()) << item.status().message();
+    return score_answer(*task, *item, 0, 0, scored({-1.0})).words;
+  };
+  EXPECT_EQ(words("one two"), 2);
+  EXPECT_EQ(words(" one two"), 3);
+  EXPECT_EQ(words("\n one \t two \n"), 4);
+  EXPECT_EQ(words("one\u00a0two\u3000three\u200bfour"), 3);
+  EXPECT_EQ(words(" \n"), 2);
+  EXPECT_EQ(words("one"), 1);
+}
+
+// What a server does not say is not in its results, which are read again from a log.
+TEST(HarnessResults, WhatIsNotKnownIsLeftOut) {
+  const EvalTask task = choices_task();
+  const TaskItem item = item_of(task, R"({"q": "x", "c": ["a", "b"], "a": 1})");
+  QuestionAnswer answer = scored({-1, -2});
+  answer.prompt_tokens = 7;
+  const QuestionResult server = score_answer(task, item, 0, 0, answer);
+  const auto json = to_json(server);
+  EXPECT_EQ(json.at("prompt_tokens"), 7);
+  for (const char* field : {"left_out", "answer_tokens", "kept", "kv_bytes", "prompt_seconds"})
+    EXPECT_FALSE(json.contains(field)) << field;
+  const auto read = question_result_from_json(json);
+  ASSERT_TRUE(read.ok()) << read.status().message();
+  EXPECT_EQ(to_json(*read), json);
+  const auto summary = to_json(summarize(task, {server}));
+  EXPECT_EQ(summary.at("prompt_tokens"), 7);
+  for (const char* field : {"shortened", "answer_tokens", "kept_mean", "kv_bytes_mean", "kv_bytes_max"})
+    EXPECT_FALSE(summary.contains(field)) << field;
+  answer.kept = 5;
+  answer.left_out = 3;
+  answer.kv_bytes = 100;
+  const QuestionResult model = score_answer(task, item, 1, 0, answer);
+  EXPECT_EQ(to_json(summarize(task, {model})).at("kept_mean"), 5.0);
+  EXPECT_EQ(to_json(summarize(task, {model})).at("shortened"), 1);
+  EXPECT_FALSE(to_json(summarize(task, {model, server})).contains("kept_mean")) << "of one of two";
 }
 
 // Bits do not depend on the order in which answers came.

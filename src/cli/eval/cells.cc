@@ -251,9 +251,10 @@ std::string rows_of(const Cell& cell, bool header) {
     out = fmt::format("{:<22} {:<36} {:<6} {:<20} {:>8} {:>7} {:>5} {:>6} {:>9}\n", "task", "policy", "codec", "metric",
                       "mean", "+-", "n", "kept", "KV mean");
   for (const auto& [metric, mean] : summary.metrics)
-    out += fmt::format("{:<22} {:<36} {:<6} {:<20} {:>8.4f} {:>7} {:>5} {:>6.0f} {:>9}\n", task, printable(policy, 36),
-                       printable(codec, 20), metric, mean.mean, error_of(mean), mean.count, summary.kept_mean,
-                       human_bytes(static_cast<std::uint64_t>(summary.kv_bytes_mean)));
+    out += fmt::format("{:<22} {:<36} {:<6} {:<20} {:>8.4f} {:>7} {:>5} {:>6} {:>9}\n", task, printable(policy, 36),
+                       printable(codec, 20), metric, mean.mean, error_of(mean), mean.count,
+                       summary.kept_mean ? fmt::format("{:.0f}", *summary.kept_mean) : "-",
+                       summary.kv_bytes_mean ? human_bytes(static_cast<std::uint64_t>(*summary.kv_bytes_mean)) : "-");
   const auto acc = summary.metrics.find("acc");
   if (summary.chance && acc != summary.metrics.end() && !(acc->second.mean - *summary.chance >= 2 * acc->second.error))
     out += fmt::format("  no better than chance ({:.3f}): no verdict\n", *summary.chance);
@@ -263,8 +264,8 @@ std::string rows_of(const Cell& cell, bool header) {
                        summary.questions, printable(first->error, 300));
   }
   if (!cell.ended.ok()) out += fmt::format("  ended early: {} of {} questions\n", summary.questions, cell.of_items);
-  if (summary.shortened > 0)
-    out += fmt::format("  {} of {} prompts were shortened to fit the context\n", summary.shortened, summary.questions);
+  if (summary.shortened.value_or(0) > 0)
+    out += fmt::format("  {} of {} prompts were shortened to fit the context\n", *summary.shortened, summary.questions);
   return out;
 }
 

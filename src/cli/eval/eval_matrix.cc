@@ -199,7 +199,7 @@ class MatrixRuns {
       cell.summary.questions = std::ssize(nll);
       cell.summary.kept_mean = summary.at("kept_mean").get<double>();
       cell.summary.kv_bytes_max = summary.at("kv_bytes_max").get<std::uint64_t>();
-      cell.summary.kv_bytes_mean = static_cast<double>(cell.summary.kv_bytes_max);
+      cell.summary.kv_bytes_mean = static_cast<double>(*cell.summary.kv_bytes_max);
       cell.summary.wall_seconds = summary.at("wall_seconds").get<double>();
       summary["metrics"] = to_json(cell.summary).at("metrics");
       cell.json = std::move(json);
