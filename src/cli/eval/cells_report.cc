@@ -25,7 +25,7 @@ std::string family_of(const std::string& policy) {
 }
 
 // REQUIRES: they are known.
-double mebibytes(const TaskSummary& summary) {
+double kv_mebibytes(const TaskSummary& summary) {
   return *summary.kv_bytes_mean / (1 << 20);
 }
 
@@ -48,7 +48,7 @@ report::Table table_of(const std::vector<Cell>& cells, const std::string& metric
                           fmt::format("{}", found->second.count), fmt::format("{:.4f}", difference.mean),
                           std::isnan(difference.error) ? "-" : fmt::format("{:.4f}", difference.error),
                           cell.summary.kept_mean ? fmt::format("{:.0f}", *cell.summary.kept_mean) : "-",
-                          cell.summary.kv_bytes_mean ? fmt::format("{:.2f}", mebibytes(cell.summary)) : "-",
+                          cell.summary.kv_bytes_mean ? fmt::format("{:.2f}", kv_mebibytes(cell.summary)) : "-",
                           fmt::format("{:.1f}", cell.summary.wall_seconds)});
   }
   return table;
@@ -117,7 +117,7 @@ report::Report cells_report(const std::vector<std::vector<Cell>>& cells) {
       for (const auto& [name, mean] : cell.summary.metrics) metrics.insert(name);
     for (const std::string& metric : metrics) {
       if (std::ranges::all_of(column, [](const Cell& cell) { return cell.summary.kv_bytes_mean.has_value(); }))
-        section.blocks.push_back(chart_of(column, metric, "KV MiB", mebibytes));
+        section.blocks.push_back(chart_of(column, metric, "KV MiB", kv_mebibytes));
       section.blocks.push_back(
           chart_of(column, metric, "seconds", [](const TaskSummary& summary) { return summary.wall_seconds; }));
       section.blocks.push_back(table_of(column, metric));
