@@ -173,10 +173,7 @@ class SideBySide {
     if (options_.compare_full && full_ == nullptr) {
       full_ = &tracks_.back();
       full_->reported = false;
-      KvCacheShape shape = model_->kv_shape;
-      shape.recent = 0;
-      shape.page = {shape.page.head_dim, shape.page.slots};
-      KVASIR_RETURN_IF_ERROR(make_track(*full_, "full", shape, 0));
+      KVASIR_RETURN_IF_ERROR(make_track(*full_, "full", model_->kv_shape.with(KvCodec{}), 0));
     } else {
       tracks_.pop_back();
     }

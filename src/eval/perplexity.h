@@ -32,7 +32,7 @@ struct PerplexityOptions {
   // scored. Later tokens come one at a time, as if generated. 0: `chunk` holds for all.
   std::int64_t prefill = 0;
   std::int64_t first_scored = 0;  // streams only: rows before this one are read but not scored
-  bool compare_full = false;      // compare with policy `full` and f16 pages
+  bool compare_full = false;      // compare with policy `full` and f16 pages, with the angles that the length asks for
   std::int64_t bins = 0;          // points of the curve over the positions scored; 0: no curve
   std::int64_t bins_over = 0;     // tokens of the longest of several texts that share their bins; 0: of this text
   bool keep_nlls = false;         // keep the value of each scored token in the sums, for nll_difference()

@@ -1,5 +1,6 @@
 // eval ppl beyond perplexity: divergence from the full cache, kept tokens, curves, pooled texts. What is expected comes
 // from the logits of sequences that ran alone, or from counting.
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include "base/system_memory.h"
 #include "eval/perplexity.h"
 #include "support/engine_fixture.h"
+#include "support/originals.h"
 
 namespace kvasir::test {
 namespace {
@@ -149,6 +151,24 @@ TEST_F(Comparison, TheMeasureIsTheF16CacheWhateverThePages) {
   EXPECT_EQ(results[0].codec, "f32");
   EXPECT_GT(results[0].full->kld_mean, 0);
   EXPECT_LT(results[0].full->kld_mean, 1e-5);
+}
+
+// The measure is the same cache, be it made for the purpose or one of the runs: of latent pages, and with the angles
+// for the text's length whatever those of the runs.
+TEST_F(Comparison, TheMeasureIsTheFullF16RunOfEveryModel) {
+  for (const auto& [name, type] : {std::pair("deepseek_v2", "q8"), std::pair("phi3_long", "q8,rope=long"),
+                                   std::pair("phi3_long", "f16,rope=long"), std::pair("gemma4", "q4")}) {
+    SCOPED_TRACE(fmt::format("{} {}", name, type));
+    const std::string file = original(name);
+    const auto model = load(file, {.threads = 1, .kv_type = type});
+    const auto tokens = random_tokens(60, model->config.vocabulary, 3);
+    const auto alone = evaluate(model, tokens, {.kv_types = {type}, .compare_full = true});
+    const auto beside = evaluate(load(file, {.threads = 1}), tokens, {.kv_types = {"f16", type}, .compare_full = true});
+    EXPECT_EQ(beside[0].full->kld_mean, 0);
+    EXPECT_GT(beside[1].full->kld_mean, 0);
+    EXPECT_EQ(alone[0].full->kld_mean, beside[1].full->kld_mean);
+    EXPECT_EQ(alone[0].full->top1_agree, beside[1].full->top1_agree);
+  }
 }
 
 // Each policy on each codec, as on a model of that codec.

@@ -94,6 +94,8 @@ class MatrixRuns {
     EngineOptions engine = options_.engine;
     engine.kv_type = matrix_.settings.front().codec;
     KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, open_model(engine));
+    for (const CacheSetting& setting : matrix_.settings)
+      KVASIR_RETURN_IF_ERROR(check_kv_types(std::span(&setting.codec, 1), *model));
     for (std::size_t t = 0; t < matrix_.tasks.size(); ++t) {
       const MatrixTask& each = matrix_.tasks[t];
       if (each.text.empty()) continue;

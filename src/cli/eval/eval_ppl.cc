@@ -338,6 +338,7 @@ Status eval_perplexity(PerplexityCommand options) {
     contents.push_back(std::move(text));
   }
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, open_model(options.engine));
+  KVASIR_RETURN_IF_ERROR(check_kv_types(options.perplexity.kv_types, *model));
   for (const std::string& policy : options.perplexity.policies) note_policy(policy, model->config.governed().kv_heads);
   KVASIR_ASSIGN_OR_RETURN(const std::vector<Text> texts, prepare(paths, contents, *model->tokenizer, options));
   contents.clear();
