@@ -173,10 +173,7 @@ class SideBySide {
     if (options_.compare_full && full_ == nullptr) {
       full_ = &tracks_.back();
       full_->reported = false;
-      KvCacheShape shape = model_->kv_shape;
-      shape.recent = 0;
-      shape.page = {shape.page.head_dim, shape.page.slots};
-      KVASIR_RETURN_IF_ERROR(make_track(*full_, "full", shape, 0));
+      KVASIR_RETURN_IF_ERROR(make_track(*full_, "full", model_->kv_shape.with(KvCodec{}), 0));
     } else {
       tracks_.pop_back();
     }
@@ -206,6 +203,7 @@ class SideBySide {
       track.result.policy = track.policy->traits().spec;
     }
     track.chunk = chunk_for(*track.policy, tokens);
+    track.result.sums.keeps_nlls = options_.keep_nlls;
     track.result.sums.positions = positions_of(static_cast<std::int64_t>(tokens_.size()), options_);
     const std::int64_t prompt = options_.prefill > 0 ? std::min(options_.prefill, tokens) : tokens;
     const MemoryRequest request{tokens, prompt, track.chunk, 1};
@@ -362,6 +360,17 @@ Result<std::vector<PerplexityResult>> evaluate_perplexity(const std::shared_ptr<
     results.push_back(std::move(one.front()));
   }
   return results;
+}
+
+std::optional<NllDifference> nll_difference(const PerplexityResult& run, const PerplexityResult& reference) {
+  const std::vector<double>&a = run.sums.nlls, &b = reference.sums.nlls;
+  if (a.empty() || a.size() != b.size()) return {};
+  const auto n = static_cast<double>(a.size());
+  double sum = 0, squares = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] - b[i];
+  const double mean = sum / n;
+  for (std::size_t i = 0; i < a.size(); ++i) squares += (a[i] - b[i] - mean) * (a[i] - b[i] - mean);
+  return NllDifference{mean, n > 1 ? std::sqrt(squares / (n - 1) / n) : 0};
 }
 
 PerplexityResult pool_perplexity(std::span<const PerplexityResult> results) {

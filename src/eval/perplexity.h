@@ -32,9 +32,10 @@ struct PerplexityOptions {
   // scored. Later tokens come one at a time, as if generated. 0: `chunk` holds for all.
   std::int64_t prefill = 0;
   std::int64_t first_scored = 0;  // streams only: rows before this one are read but not scored
-  bool compare_full = false;      // compare with policy `full` and f16 pages
+  bool compare_full = false;      // compare with policy `full` and f16 pages, with the angles that the length asks for
   std::int64_t bins = 0;          // points of the curve over the positions scored; 0: no curve
   std::int64_t bins_over = 0;     // tokens of the longest of several texts that share their bins; 0: of this text
+  bool keep_nlls = false;         // keep the value of each scored token in the sums, for nll_difference()
 };
 
 inline constexpr std::int64_t kMostBins = 10000;
@@ -43,6 +44,12 @@ struct FullComparison {
   double kld_mean = 0;    // mean of KL(full || policy) over the tokens scored, nats
   double kld_p99 = 0;     // its 99th percentile
   double top1_agree = 0;  // share of tokens, 0 to 1, for which both predict the same likeliest token
+};
+
+// How many nats per token a run needs more than another, token by token.
+struct NllDifference {
+  double mean = 0;
+  double error = 0;  // standard error: sd(difference) / sqrt(tokens), with tokens - 1 in the variance
 };
 
 // Means over the tokens scored whose positions fall into one bin.
@@ -62,6 +69,7 @@ struct PerplexityResult {
   double ppl = 0;           // exp(nll)
   double ppl_error = 0;     // standard error: ppl * sd(nll) / sqrt(tokens)
   std::optional<FullComparison> full;
+  std::optional<NllDifference> difference;  // left to the caller to set, by nll_difference()
   // Means over the scored tokens, of the forward pass that predicted each:
   double kept_mean = 0;   // tokens that the pass saw (its own included), mean over layers and KV heads
   double dead_share = 0;  // share of written slots, in pages still held, whose token was dropped
@@ -98,6 +106,11 @@ Status check_perplexity(std::int64_t tokens, const PerplexityOptions& options);
 Result<std::vector<PerplexityResult>> evaluate_perplexity(const std::shared_ptr<LoadedModel>& model,
                                                           std::span<const TokenId> tokens,
                                                           const PerplexityOptions& options, const Progress& progress);
+
+// Returns the paired difference of two runs that scored the same tokens. Its error is smaller than that of either where
+// both find the same tokens hard. Like ppl_error it takes tokens as independent. Returns nullopt if a run kept no
+// values of its tokens, or the runs scored different numbers of tokens.
+std::optional<NllDifference> nll_difference(const PerplexityResult& run, const PerplexityResult& reference);
 
 // Pools one policy's results on several texts: every token counts equally, times cover all passes, peaks are the
 // largest. REQUIRES: at least one result; all made with the same options, `bins_over` included.

@@ -7,7 +7,7 @@ namespace kvasir {
 void PerplexitySums::add(const ScoredToken& token) {
   ++tokens;
   nll += token.nll;
-  nlls.push_back(token.nll);
+  if (keeps_nlls) nlls.push_back(token.nll);
   nll_squares += token.nll * token.nll;
   kept += token.kept;
   dead_share += token.dead_share;

@@ -48,7 +48,8 @@ struct PerplexitySums {
   double encodings = 0;  // over the tokens retained at the end of each stream or window
   std::int64_t encoded = 0;
   std::int64_t agreed = 0;
-  std::vector<double> nlls;  // [tokens], in the order in which they were scored
+  bool keeps_nlls = false;
+  std::vector<double> nlls;  // [tokens], in the order in which they were scored; empty unless kept
   std::vector<double> klds;  // [tokens], or empty without a comparison
   PositionBins positions;
   std::vector<Bin> bins;  // [positions.count]

@@ -387,8 +387,10 @@ void Generation::become(std::size_t sample, std::uint64_t seed) {
   sampler_.reseed(seed);
   if (forced_.empty()) return;
   KVASIR_CHECK(tokens_ == 0 && !pending_ && sample < forced_.size());
-  sample_ = sample;
-  max_tokens_ = std::ssize(forced_[sample]);
+  // The others' texts are held by the generation that they are copied from.
+  forced_ = {std::vector<TokenId>(forced_[sample])};
+  sample_ = 0;
+  max_tokens_ = std::ssize(forced_.front());
 }
 
 std::string Generation::accept(TokenId token) {

@@ -24,6 +24,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kTries = 6;  // of a request for which the server is too busy, or that does not reach it
 constexpr std::chrono::seconds kFirstWait{1};  // before the second try; doubled before each later one
+constexpr double kLongestWait = 300;           // seconds that a server's Retry-After is heeded
 
 // A request under way or to be sent.
 struct Call {
@@ -92,16 +93,19 @@ class EndpointSubject : public Subject {
       if (stopped || !failure.ok()) return;
       reached_ = reached_ || answer.status.ok();
       const bool busy = !answer.status.ok() || answer.code == 429 || answer.code == 503;
-      if (busy && reached_ && ++call.tries < kTries) {
-        call.not_before = Clock::now() + kFirstWait * (1 << (call.tries - 1));
+      // A server that hangs would hang again.
+      if (busy && reached_ && !answer.timed_out && ++call.tries < kTries) {
+        call.not_before = Clock::now() + pause_before(call.tries, answer.retry_after);
         waiting_.push_back(call);
         return;
       }
       // No answer is better than one that a server which has ended did not give.
       if (busy) {
-        failure = !answer.status.ok()
-                      ? answer.status
-                      : make_status(StatusCode::kIo, "{} is too busy (HTTP {})", shown_url(options_.url), answer.code);
+        failure = !answer.status.ok() ? answer.status
+                                      : make_status(StatusCode::kIo,
+                                                    "{} is too busy (HTTP {}), at the last of {} tries too; ask fewer "
+                                                    "questions at a time with --parallel, or later",
+                                                    shown_url(options_.url), answer.code, kTries);
         return;
       }
       OpenQuestion& question = open_[call.item][call.question];
@@ -126,10 +130,12 @@ class EndpointSubject : public Subject {
   }
 
  private:
-  // Leaves out a user's name and password.
-  static std::string shown_url(const std::string& url) {
-    const std::size_t begin = url.find("://") + 3, at = url.find('@', begin);
-    return at == std::string::npos || at > url.find('/', begin) ? url : url.substr(0, begin) + url.substr(at + 1);
+  // Returns how long to wait before try `tries` + 1: what the server asks for, within bounds, and no less than doubled
+  // pauses.
+  static Clock::duration pause_before(int tries, double retry_after) {
+    const Clock::duration asked =
+        std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(retry_after, kLongestWait)));
+    return std::max<Clock::duration>(asked, kFirstWait * (1 << (tries - 1)));
   }
 
   void begin_item(std::size_t index) {
@@ -214,7 +220,7 @@ class EndpointSubject : public Subject {
       const Json usage = json.value("usage", Json());
       QuestionAnswer& answer = open.answer;
       answer.seconds += http.seconds;
-      answer.prompt_tokens = std::max<std::int64_t>(count_of(usage, "prompt_tokens"), 0);
+      if (count_of(usage, "prompt_tokens") >= 0) answer.prompt_tokens = count_of(usage, "prompt_tokens");
       if (call.kind == Call::Kind::kScore) return read_scores(call, choice, usage, answer);
       if (call.kind == Call::Kind::kCount) {
         if (count_of(usage, "prompt_tokens") < 1)
@@ -228,7 +234,7 @@ class EndpointSubject : public Subject {
       }
       const Json& text = ask_->chat ? choice.at("message").at("content") : choice.at("text");
       answer.text = text.is_string() ? text.get<std::string>() : "";
-      answer.answer_tokens = std::max<std::int64_t>(count_of(usage, "completion_tokens"), 0);
+      if (count_of(usage, "completion_tokens") >= 0) answer.answer_tokens = count_of(usage, "completion_tokens");
     } catch (const Json::exception&) {
       return data_loss("the server's answer is not one of the API: {}", http.body.substr(0, 200));
     }
@@ -297,7 +303,7 @@ class EndpointSubject : public Subject {
       score.greedy = score.greedy && value >= best;
     }
     if (ask_->request == TaskRequest::kChoices) score.bytes = std::ssize(scored_text(call));
-    answer.answer_tokens += score.tokens;
+    answer.answer_tokens = answer.answer_tokens.value_or(0) + score.tokens;
     return {};
   }
 

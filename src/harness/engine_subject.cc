@@ -96,6 +96,7 @@ class EngineSubject : public Subject {
   void begin_item(const TaskItem& item, std::size_t index) {
     OpenItem& open = open_[index];
     open.answers.resize(item.questions.size());
+    for (QuestionAnswer& answer : open.answers) answer.left_out = 0;
     if (options_->request == TaskRequest::kRolling) return begin_rolling(item, index, open);
     Result<ItemTokens> tokens = item_tokens(engine_.text(), item, *options_, room());
     if (!tokens.ok()) return fail(open, tokens.status());
@@ -232,15 +233,18 @@ class EngineSubject : public Subject {
     if (step.kind == Step::Kind::kContext) return;
     OpenItem& open = open_[step.item];
     QuestionAnswer& answer = open.answers[step.question];
-    answer.prompt_seconds = std::max(answer.prompt_seconds, result.prompt_seconds);
+    const auto raise = [](auto& most, auto value) {
+      if (!most || *most < value) most = value;
+    };
+    raise(answer.prompt_seconds, result.prompt_seconds);
     answer.seconds = std::max(answer.seconds, result.seconds);
-    answer.kept = std::max(answer.kept, result.kv.kept_max);
-    answer.kv_bytes = std::max(answer.kv_bytes, result.kv.bytes_peak);
+    raise(answer.kept, result.kv.kept_max);
+    raise(answer.kv_bytes, result.kv.bytes_peak);
     if (step.kind == Step::Kind::kRolling) {
       const RollingWindow& window = open.windows[step.text];
       // prompt_choices[i] belongs to token i + 1.
       add_scores(std::span(result.prompt_choices).subspan(window.first_scored - 1), answer.scores.front());
-      answer.prompt_tokens += result.prompt_tokens;
+      answer.prompt_tokens = answer.prompt_tokens.value_or(0) + result.prompt_tokens;
       answer.answer_tokens = answer.scores.front().tokens;
       return;
     }
@@ -253,7 +257,7 @@ class EngineSubject : public Subject {
     TextScore& score = answer.scores[step.session != nullptr ? step.text : sample];
     add_scores(result.choices, score);
     for (const GeneratedToken& token : result.choices) score.bytes += std::ssize(token.token.bytes);
-    answer.answer_tokens += score.tokens;
+    answer.answer_tokens = answer.answer_tokens.value_or(0) + score.tokens;
   }
 
   static void add_scores(std::span<const GeneratedToken> tokens, TextScore& score) {

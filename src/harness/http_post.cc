@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -12,6 +13,7 @@ namespace kvasir {
 namespace {
 
 constexpr std::size_t kMostBody = std::size_t{256} << 20;
+constexpr double kMostSeconds = 1e6;  // in milliseconds a long holds more
 
 // One request under way. libcurl keeps pointers to its texts.
 struct Request {
@@ -35,7 +37,7 @@ std::size_t take(char* bytes, std::size_t size, std::size_t count, void* request
 class CurlPost : public HttpPost {
  public:
   CurlPost(const hub::CurlLibrary* curl, const std::vector<std::string>& headers, double timeout_seconds)
-      : curl_(*curl), multi_(curl_.multi_init()), timeout_seconds_(timeout_seconds) {
+      : curl_(*curl), multi_(curl_.multi_init()), timeout_seconds_(std::min(timeout_seconds, kMostSeconds)) {
     for (const std::string& header : headers) headers_ = curl_.slist_append(headers_, header.c_str());
   }
   CurlPost(const CurlPost&) = delete;
@@ -58,7 +60,9 @@ class CurlPost : public HttpPost {
     curl_.setopt(handle, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(request->body.size()));
     curl_.setopt(handle, CURLOPT_WRITEFUNCTION, take);
     curl_.setopt(handle, CURLOPT_WRITEDATA, request.get());
-    curl_.setopt(handle, CURLOPT_TIMEOUT_MS, static_cast<long>(timeout_seconds_ * 1000));
+    const long milliseconds = static_cast<long>(timeout_seconds_ * 1000);
+    curl_.setopt(handle, CURLOPT_TIMEOUT_MS, milliseconds);
+    curl_.setopt(handle, CURLOPT_CONNECTTIMEOUT_MS, milliseconds);
     curl_.setopt(handle, CURLOPT_NOSIGNAL, 1L);
     curl_.multi_add_handle(multi_, handle);
     requests_.emplace(handle, std::move(request));
@@ -82,8 +86,15 @@ class CurlPost : public HttpPost {
       curl_.getinfo(handle, CURLINFO_RESPONSE_CODE, &answer.code);
       curl_.getinfo(handle, CURLINFO_TOTAL_TIME, &answer.seconds);
       answer.body = std::move(request->answer);
-      if (result != CURLE_OK)
-        answer.status = make_status(StatusCode::kIo, "{}: {}", request->url,
+      curl_off_t retry_after = 0;
+      if (curl_.getinfo(handle, CURLINFO_RETRY_AFTER, &retry_after) == CURLE_OK)
+        answer.retry_after = static_cast<double>(retry_after);
+      answer.timed_out = result == CURLE_OPERATION_TIMEDOUT;
+      if (answer.timed_out)
+        answer.status = make_status(StatusCode::kIo, "{} did not answer within {} s; allow more with --timeout SECONDS",
+                                    shown_url(request->url), timeout_seconds_);
+      else if (result != CURLE_OK)
+        answer.status = make_status(StatusCode::kIo, "{}: {}", shown_url(request->url),
                                     request->too_large ? "the answer is too long" : curl_.strerror(result));
       requests_.erase(found);
       end(handle);
@@ -105,6 +116,13 @@ class CurlPost : public HttpPost {
 };
 
 }  // namespace
+
+std::string shown_url(const std::string& url) {
+  const std::size_t scheme = url.find("://");
+  if (scheme == std::string::npos) return url;
+  const std::size_t begin = scheme + 3, at = url.find('@', begin);
+  return at == std::string::npos || at > url.find('/', begin) ? url : url.substr(0, begin) + url.substr(at + 1);
+}
 
 Result<std::unique_ptr<HttpPost>> HttpPost::create(std::vector<std::string> headers, double timeout_seconds) {
   KVASIR_ASSIGN_OR_RETURN(const hub::CurlLibrary* curl, hub::CurlLibrary::load());

@@ -46,6 +46,16 @@ Result<MatrixTask> read_task(const Json& object, const std::string& folder) {
   KVASIR_RETURN_IF_ERROR(fields.number("windows", std::int64_t{1} << 20, &task.windows));
   KVASIR_RETURN_IF_ERROR(fields.number("prefill", std::int64_t{1} << 24, &task.prefill));
   KVASIR_RETURN_IF_ERROR(fields.refuse_others());
+  for (const char* field : {"data", "shots", "tokens", "count", "seed", "depths", "filler"})
+    if (object.contains(field)) {
+      if (!task.text.empty()) return invalid_argument("'{}' is for a task; a perplexity has none of it", field);
+      task.given.emplace_back(field);
+    }
+  if (!task.text.empty() && object.contains("limit"))
+    return invalid_argument("'limit' is for a task; 'windows' says how much of a text is scored");
+  for (const char* field : {"window", "windows", "prefill"})
+    if (task.text.empty() && object.contains(field))
+      return invalid_argument("'{}' is for a perplexity; a task has none of it", field);
   task.data.shots = static_cast<int>(shots);
   task.data.count = static_cast<int>(count);
   task.data.seed = static_cast<std::uint64_t>(seed);

@@ -18,8 +18,9 @@ namespace kvasir {
 struct MatrixTask {
   std::string task;  // a built-in name or a definition's file; empty: perplexity
   TaskDataOptions data;
-  std::string filler;  // file; empty: the bundled tale
-  std::string text;    // perplexity: a file, or a folder of .txt files
+  std::vector<std::string> given;  // fields of TaskDataOptions that the file says, for check_option()
+  std::string filler;              // file; empty: the bundled tale
+  std::string text;                // perplexity: a file, or a folder of .txt files
   std::int64_t window = 2048;
   std::int64_t windows = 4;   // of each text
   std::int64_t prefill = -1;  // tokens of a window that are a prompt, not scored; -1: half of it

@@ -9,14 +9,17 @@
 #include <cerrno>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
+#include "base/check.h"
 #include "base/mapped_file.h"
 #include "base/ordered_json.h"
 #include "base/status.h"
 #include "tasks/metrics/metric.h"
 #include "tasks/metrics/preparation.h"
+#include "tasks/metrics/python_text.h"
 #include "tasks/plain_text.h"
 
 namespace kvasir {
@@ -33,31 +36,59 @@ std::size_t likeliest(const std::vector<TextScore>& scores, Value value) {
   return best;
 }
 
+constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+
+// Scores and the clusters of their questions.
+struct Values {
+  std::vector<double> values;
+  std::vector<std::size_t> clusters;
+
+  void add(double value, std::size_t cluster) {
+    values.push_back(value);
+    clusters.push_back(cluster);
+  }
+  Mean mean() const { return mean_of(values, clusters); }
+};
+
+// Returns len(re.split(r"\s+", text)) of Python: white space that begins or ends the text has a word on its other side,
+// an empty one.
 std::int64_t count_words(std::string_view text) {
-  std::int64_t words = 0;
-  bool inside = false;
-  for (const char c : text) {
-    const bool space = c == ' ' || (c >= '\t' && c <= '\r');
-    words += !space && !inside ? 1 : 0;
-    inside = !space;
+  std::int64_t words = 1;
+  bool before = false;  // white space
+  while (!text.empty()) {
+    const metrics::Character character = metrics::first_character(text);
+    text.remove_prefix(character.size);
+    const bool space = metrics::is_space(character.code);
+    words += space && !before ? 1 : 0;
+    before = space;
   }
   return words;
 }
 
 }  // namespace
 
-Mean mean_of(const std::vector<double>& values) {
+Mean mean_of(const std::vector<double>& values, const std::vector<std::size_t>& clusters) {
+  KVASIR_CHECK(values.size() == clusters.size());
   Mean mean;
   mean.count = std::ssize(values);
   if (values.empty()) return mean;
+  const auto n = static_cast<double>(values.size());
   double sum = 0;
   for (const double value : values) sum += value;
-  mean.mean = sum / static_cast<double>(values.size());
-  if (values.size() < 2) return mean;
+  mean.mean = sum / n;
+  std::map<std::size_t, double> deviations;
+  for (std::size_t i = 0; i < values.size(); ++i) deviations[clusters[i]] += values[i] - mean.mean;
+  const auto count = static_cast<double>(deviations.size());
   double squares = 0;
-  for (const double value : values) squares += (value - mean.mean) * (value - mean.mean);
-  mean.error = std::sqrt(squares / static_cast<double>(values.size() - 1) / static_cast<double>(values.size()));
+  for (const auto& [cluster, deviation] : deviations) squares += deviation * deviation;
+  mean.error = count > 1 ? std::sqrt(count / (count - 1) * squares) / n : kUnknown;
   return mean;
+}
+
+Mean mean_of(const std::vector<double>& values) {
+  std::vector<std::size_t> each(values.size());
+  std::iota(each.begin(), each.end(), std::size_t{0});
+  return mean_of(values, each);
 }
 
 Mean paired_difference(const std::vector<QuestionResult>& run, const std::vector<QuestionResult>& reference,
@@ -66,16 +97,41 @@ Mean paired_difference(const std::vector<QuestionResult>& run, const std::vector
   for (const QuestionResult& result : reference)
     if (const auto score = result.scores.find(metric); score != result.scores.end())
       scores[{result.item, result.question}] = score->second;
-  std::vector<double> differences;
+  Values differences;
   for (const QuestionResult& result : run) {
     const auto score = result.scores.find(metric);
     const auto other = scores.find({result.item, result.question});
-    if (score != result.scores.end() && other != scores.end()) differences.push_back(score->second - other->second);
+    if (score != result.scores.end() && other != scores.end())
+      differences.add(score->second - other->second, result.cluster);
   }
-  return mean_of(differences);
+  return differences.mean();
 }
 
 namespace {
+
+// Returns the sum of a figure, as long as all know it.
+template <class Sum, class Of>
+std::optional<Sum> sum_of(const std::vector<const QuestionAnswer*>& answers, Of of) {
+  if (answers.empty()) return {};
+  Sum sum = 0;
+  for (const QuestionAnswer* answer : answers) {
+    const auto value = of(*answer);
+    if (!value) return {};
+    sum += static_cast<Sum>(*value);
+  }
+  return sum;
+}
+
+template <class Value>
+void add_known(Json& json, const char* field, const std::optional<Value>& value) {
+  if (value) json[field] = *value;
+}
+
+template <class Value>
+std::optional<Value> known(const Json& json, const char* field) {
+  if (!json.contains(field)) return {};
+  return json.at(field).get<Value>();
+}
 
 // Adds what lm-evaluation-harness computes from the sums of all texts.
 void add_perplexities(const std::vector<QuestionResult>& results, TaskSummary* summary) {
@@ -88,7 +144,7 @@ void add_perplexities(const std::vector<QuestionResult>& results, TaskSummary* s
   }
   if (words == 0 || bytes == 0) return;
   const std::int64_t count = summary->questions - summary->failed;
-  constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();  // of a ratio of sums
+  // The errors of ratios of sums are not known.
   summary->metrics["word_perplexity"] = {std::exp(-log_likelihood / words), kUnknown, count};
   summary->metrics["byte_perplexity"] = {std::exp(-log_likelihood / bytes), kUnknown, count};
   summary->metrics["bits_per_byte"] = {-log_likelihood / bytes / std::log(2.0), kUnknown, count};
@@ -106,8 +162,12 @@ Json to_json(const std::map<std::string, Mean>& metrics) {
 QuestionResult score_answer(const EvalTask& task, const TaskItem& item, std::size_t index, std::size_t question,
                             QuestionAnswer answer) {
   const Question& asked = item.questions[question];
-  QuestionResult result{
-      .item = index, .question = question, .id = item.id, .group = item.group, .answer = std::move(answer)};
+  QuestionResult result{.item = index,
+                        .question = question,
+                        .cluster = item.cluster,
+                        .id = item.id,
+                        .group = item.group,
+                        .answer = std::move(answer)};
   for (const TextScore& score : result.answer.scores)
     if (!std::isfinite(score.log_likelihood) && result.answer.status.ok())
       result.answer.status = data_loss("a log-likelihood is not finite");
@@ -143,35 +203,39 @@ QuestionResult score_answer(const EvalTask& task, const TaskItem& item, std::siz
 TaskSummary summarize(const EvalTask& task, std::vector<QuestionResult> results) {
   std::ranges::sort(results, {}, [](const QuestionResult& r) { return std::tuple(r.item, r.question); });
   TaskSummary summary;
-  std::map<std::string, std::vector<double>> all;
-  std::map<std::string, std::map<std::string, std::vector<double>>> groups;
-  std::vector<double> chances, kept, bytes;
+  std::map<std::string, Values> all;
+  std::map<std::string, std::map<std::string, Values>> groups;
+  std::vector<double> chances;
+  std::vector<const QuestionAnswer*> answers;
   for (const QuestionResult& result : results) {
     ++summary.questions;
     summary.wall_seconds += result.wall_seconds;
     for (const auto& [name, score] : result.scores) {
-      all[name].push_back(score);
-      if (!result.group.empty()) groups[result.group][name].push_back(score);
+      all[name].add(score, result.cluster);
+      if (!result.group.empty()) groups[result.group][name].add(score, result.cluster);
     }
     if (task.request == TaskRequest::kChoices) chances.push_back(result.chance);
-    const QuestionAnswer& answer = result.answer;
-    summary.shortened += answer.left_out > 0 && result.error.empty() ? 1 : 0;
-    if (!result.error.empty()) {
-      ++summary.failed;
-      continue;
-    }
-    summary.prompt_tokens += answer.prompt_tokens;
-    summary.answer_tokens += answer.answer_tokens;
-    kept.push_back(static_cast<double>(answer.kept));
-    bytes.push_back(static_cast<double>(answer.kv_bytes));
-    summary.kv_bytes_max = std::max(summary.kv_bytes_max, answer.kv_bytes);
+    if (result.error.empty()) answers.push_back(&result.answer);
   }
-  for (const auto& [name, values] : all) summary.metrics[name] = mean_of(values);
+  summary.failed = summary.questions - std::ssize(answers);
+  for (const auto& [name, values] : all) summary.metrics[name] = values.mean();
   for (const auto& [group, metrics] : groups)
-    for (const auto& [name, values] : metrics) summary.groups[group][name] = mean_of(values);
+    for (const auto& [name, values] : metrics) summary.groups[group][name] = values.mean();
   if (!chances.empty()) summary.chance = mean_of(chances).mean;
-  summary.kept_mean = mean_of(kept).mean;
-  summary.kv_bytes_mean = mean_of(bytes).mean;
+  const auto n = static_cast<double>(answers.size());
+  summary.prompt_tokens = sum_of<std::int64_t>(answers, [](const QuestionAnswer& a) { return a.prompt_tokens; });
+  summary.answer_tokens = sum_of<std::int64_t>(answers, [](const QuestionAnswer& a) { return a.answer_tokens; });
+  summary.shortened = sum_of<std::int64_t>(answers, [](const QuestionAnswer& a) -> std::optional<std::int64_t> {
+    if (!a.left_out) return {};
+    return *a.left_out > 0 ? 1 : 0;
+  });
+  if (const auto kept = sum_of<double>(answers, [](const QuestionAnswer& a) { return a.kept; }))
+    summary.kept_mean = *kept / n;
+  if (const auto bytes = sum_of<double>(answers, [](const QuestionAnswer& a) { return a.kv_bytes; })) {
+    summary.kv_bytes_mean = *bytes / n;
+    for (const QuestionAnswer* answer : answers)
+      summary.kv_bytes_max = std::max(summary.kv_bytes_max.value_or(0), *answer->kv_bytes);
+  }
   if (task.request == TaskRequest::kRolling) add_perplexities(results, &summary);
   return summary;
 }
@@ -184,7 +248,7 @@ Json to_json(const QuestionResult& result) {
                       {"tokens", score.tokens},
                       {"bytes", score.bytes},
                       {"greedy", score.greedy}});
-  Json json{{"item", result.item}, {"question", result.question}, {"id", result.id}};
+  Json json{{"item", result.item}, {"question", result.question}, {"cluster", result.cluster}, {"id", result.id}};
   if (!result.group.empty()) json["group"] = result.group;
   if (!result.error.empty()) json["error"] = result.error;
   json["scores"] = result.scores;
@@ -192,14 +256,13 @@ Json to_json(const QuestionResult& result) {
   if (result.words > 0) json["words"] = result.words;
   if (!answer.scores.empty()) json["texts"] = std::move(scores);
   if (answer.scores.empty()) json["answer"] = answer.text;
-  json.update({{"prompt_tokens", answer.prompt_tokens},
-               {"left_out", answer.left_out},
-               {"answer_tokens", answer.answer_tokens},
-               {"kept", answer.kept},
-               {"kv_bytes", answer.kv_bytes},
-               {"prompt_seconds", answer.prompt_seconds},
-               {"seconds", answer.seconds},
-               {"wall_seconds", result.wall_seconds}});
+  add_known(json, "prompt_tokens", answer.prompt_tokens);
+  add_known(json, "left_out", answer.left_out);
+  add_known(json, "answer_tokens", answer.answer_tokens);
+  add_known(json, "kept", answer.kept);
+  add_known(json, "kv_bytes", answer.kv_bytes);
+  add_known(json, "prompt_seconds", answer.prompt_seconds);
+  json.update({{"seconds", answer.seconds}, {"wall_seconds", result.wall_seconds}});
   return json;
 }
 
@@ -209,15 +272,14 @@ Json to_json(const TaskSummary& summary) {
   Json groups = Json::object();
   for (const auto& [group, metrics] : summary.groups) groups[group] = to_json(metrics);
   if (!groups.empty()) json["groups"] = std::move(groups);
-  json.update({{"questions", summary.questions},
-               {"failed", summary.failed},
-               {"shortened", summary.shortened},
-               {"prompt_tokens", summary.prompt_tokens},
-               {"answer_tokens", summary.answer_tokens},
-               {"kept_mean", summary.kept_mean},
-               {"kv_bytes_mean", summary.kv_bytes_mean},
-               {"kv_bytes_max", summary.kv_bytes_max},
-               {"wall_seconds", summary.wall_seconds}});
+  json.update({{"questions", summary.questions}, {"failed", summary.failed}});
+  add_known(json, "shortened", summary.shortened);
+  add_known(json, "prompt_tokens", summary.prompt_tokens);
+  add_known(json, "answer_tokens", summary.answer_tokens);
+  add_known(json, "kept_mean", summary.kept_mean);
+  add_known(json, "kv_bytes_mean", summary.kv_bytes_mean);
+  add_known(json, "kv_bytes_max", summary.kv_bytes_max);
+  json["wall_seconds"] = summary.wall_seconds;
   return json;
 }
 
@@ -226,6 +288,7 @@ Result<QuestionResult> question_result_from_json(const Json& json) {
     QuestionResult result;
     result.item = json.at("item").get<std::size_t>();
     result.question = json.at("question").get<std::size_t>();
+    result.cluster = json.value("cluster", result.item);
     result.id = json.at("id").get<std::string>();
     result.group = json.value("group", "");
     result.error = json.value("error", "");
@@ -238,12 +301,12 @@ Result<QuestionResult> question_result_from_json(const Json& json) {
     for (const Json& score : json.value("texts", Json::array()))
       answer.scores.push_back({score.at("log_likelihood").get<double>(), score.at("tokens").get<std::int64_t>(),
                                score.at("bytes").get<std::int64_t>(), score.at("greedy").get<bool>()});
-    answer.prompt_tokens = json.at("prompt_tokens").get<std::int64_t>();
-    answer.left_out = json.at("left_out").get<std::int64_t>();
-    answer.answer_tokens = json.at("answer_tokens").get<std::int64_t>();
-    answer.kept = json.at("kept").get<std::int64_t>();
-    answer.kv_bytes = json.at("kv_bytes").get<std::uint64_t>();
-    answer.prompt_seconds = json.at("prompt_seconds").get<double>();
+    answer.prompt_tokens = known<std::int64_t>(json, "prompt_tokens");
+    answer.left_out = known<std::int64_t>(json, "left_out");
+    answer.answer_tokens = known<std::int64_t>(json, "answer_tokens");
+    answer.kept = known<std::int64_t>(json, "kept");
+    answer.kv_bytes = known<std::uint64_t>(json, "kv_bytes");
+    answer.prompt_seconds = known<double>(json, "prompt_seconds");
     answer.seconds = json.at("seconds").get<double>();
     return result;
   } catch (const Json::exception& error) {

@@ -19,6 +19,7 @@ namespace kvasir {
 struct QuestionResult {
   std::size_t item = 0;  // index in the task
   std::size_t question = 0;
+  std::size_t cluster = 0;  // TaskItem::cluster
   std::string id;
   std::string group;
   std::string error;                     // why there is no answer; empty: there is one
@@ -39,8 +40,7 @@ QuestionResult score_answer(const EvalTask& task, const TaskItem& item, std::siz
 // A mean over questions.
 struct Mean {
   double mean = 0;
-  double error =
-      0;  // standard error: sd / sqrt(count), with count - 1 in the variance; 0 for one question; NaN: unknown
+  double error = 0;  // standard error; NaN: unknown
   std::int64_t count = 0;
 };
 
@@ -49,28 +49,39 @@ struct TaskSummary {
   std::map<std::string, std::map<std::string, Mean>> groups;  // by group, then by metric; empty without groups
   std::optional<double> chance;                               // mean of what guessing would give
   std::int64_t questions = 0;
-  std::int64_t failed = 0;     // without an answer
-  std::int64_t shortened = 0;  // whose prompt was too long
-  // Costs: sums, and means over questions with an answer.
-  std::int64_t prompt_tokens = 0;
-  std::int64_t answer_tokens = 0;
+  std::int64_t failed = 0;  // without an answer
   double wall_seconds = 0;
-  double kept_mean = 0;
-  double kv_bytes_mean = 0;
-  std::uint64_t kv_bytes_max = 0;
+  // Sums and means over questions with an answer; nullopt where one of these does not know the figure, or there are
+  // none.
+  std::optional<std::int64_t> shortened;  // whose prompt was too long
+  std::optional<std::int64_t> prompt_tokens;
+  std::optional<std::int64_t> answer_tokens;
+  std::optional<double> kept_mean;
+  std::optional<double> kv_bytes_mean;
+  std::optional<std::uint64_t> kv_bytes_max;
 };
 
-// Returns the mean of values and its standard error.
+// Returns the mean of values and its standard error. Questions on one context are right or wrong together, so they
+// count as one draw: with G clusters, n values s and their mean m,
+//   error^2 = G / (G - 1) * sum over clusters (sum over the cluster's values (s - m))^2 / n^2
+// That is the clustered standard error of Miller, "Adding Error Bars to Evals" (2024, arXiv:2411.00640), section 2.2,
+// with the factor for few clusters of Cameron and Miller, "A Practitioner's Guide to Cluster-Robust Inference" (2015).
+// With one value a cluster it is sd / sqrt(n), with n - 1 in the variance; with one cluster it is unknown.
+// REQUIRES: as many clusters as values.
+Mean mean_of(const std::vector<double>& values, const std::vector<std::size_t>& clusters);
+// Takes each value as a cluster of its own.
 Mean mean_of(const std::vector<double>& values);
 
-// Returns the mean of the differences between two runs' scores on the same questions, and its standard error: smaller
-// than that of either run where both find the same questions hard. Questions that one of the runs lacks are left out.
+// Returns the mean of the differences between two runs' scores on the same questions, and its standard error, clustered
+// as above: smaller than that of either run where both find the same questions hard. Questions that one of the runs
+// lacks are left out.
 Mean paired_difference(const std::vector<QuestionResult>& run, const std::vector<QuestionResult>& reference,
                        const std::string& metric);
 
 // The results may be in any order; equal sets give equal bits.
 TaskSummary summarize(const EvalTask& task, std::vector<QuestionResult> results);
 
+// Figures that are not known are left out.
 nlohmann::ordered_json to_json(const QuestionResult& result);
 nlohmann::ordered_json to_json(const TaskSummary& summary);
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -53,13 +54,14 @@ struct QuestionAnswer {
   Status status;                  // why there is no answer; otherwise ok
   std::string text;               // kGenerate
   std::vector<TextScore> scores;  // kChoices: one for each; kRolling: one
-  std::int64_t prompt_tokens = 0;
-  std::int64_t left_out = 0;       // tokens of the prompt that the context had no room for
-  std::int64_t answer_tokens = 0;  // generated, or scored
-  double prompt_seconds = 0;       // waiting for other questions included
-  double seconds = 0;              // of the answer, likewise
-  std::int64_t kept = 0;           // most tokens that a pass saw in a layer; 0: not known
-  std::uint64_t kv_bytes = 0;      // most that its cache held; 0: not known
+  double seconds = 0;             // of the answer, waiting for other questions included
+  // Of these a server says nothing, or not all: nullopt is what is not known.
+  std::optional<std::int64_t> prompt_tokens;
+  std::optional<std::int64_t> answer_tokens;  // generated, or scored
+  std::optional<std::int64_t> left_out;       // tokens of the prompt that the context had no room for
+  std::optional<double> prompt_seconds;       // waiting for other questions included
+  std::optional<std::int64_t> kept;           // most tokens that a pass saw in a layer
+  std::optional<std::uint64_t> kv_bytes;      // most that its cache held
 };
 
 class Subject {

@@ -1,27 +1,36 @@
 #include "harness/task_data.h"
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <unordered_map>
 #include <utility>
 
 #include "base/hash.h"
 #include "base/status.h"
 #include "tasks/generated/generated_tasks.h"
 #include "tasks/item_file.h"
+#include "tasks/messages.h"
 
 namespace kvasir {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-// What items are made of.
+// What items are made of. The places say where in which file each record is, for messages.
 struct Records {
   std::vector<Json> examples;
+  std::vector<std::string> example_places;
   std::vector<Json> items;
+  std::vector<std::string> places;
 };
+
+std::string place_of(const std::string& path, const ItemFile& file, std::size_t index) {
+  return fmt::format("'{}', {}", path, file.place(index));
+}
 
 Result<Records> records_of(const EvalTask& task, const TaskDataOptions& options, const Tokenizer* tokenizer,
                            int shots) {
@@ -31,6 +40,8 @@ Result<Records> records_of(const EvalTask& task, const TaskDataOptions& options,
       return invalid_argument("the items of '{}' are in its benchmark's file; give that with --data", task.name);
     const GenerateItems wanted{task.name, options.tokens, options.count, options.seed, options.depths, options.filler};
     KVASIR_ASSIGN_OR_RETURN(records.items, generate_items(*tokenizer, wanted));
+    for (std::size_t i = 0; i < records.items.size(); ++i)
+      records.places.push_back(fmt::format("generated item {}", i + 1));
     return records;
   }
   KVASIR_ASSIGN_OR_RETURN(const ItemFile file, ItemFile::open(options.file, task.columns));
@@ -38,6 +49,7 @@ Result<Records> records_of(const EvalTask& task, const TaskDataOptions& options,
   std::size_t first = 0;
   KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> places, shots_paths(task, options.file));
   const ItemFile* from = &file;
+  std::string from_path = options.file;
   Result<ItemFile> other = Status();
   if (count > 0 && places.empty()) first = count;
   if (count > 0 && !places.empty()) {
@@ -45,7 +57,8 @@ Result<Records> records_of(const EvalTask& task, const TaskDataOptions& options,
       std::error_code ignored;
       return std::filesystem::exists(path, ignored);
     });
-    other = ItemFile::open(found == places.end() ? places.front() : *found, task.columns);
+    from_path = found == places.end() ? places.front() : *found;
+    other = ItemFile::open(from_path, task.columns);
     if (!other.ok())
       return other.status().with_message(
           fmt::format("the examples of '{}': {}; --shots 0 asks without them", task.name, other.status().message()));
@@ -53,8 +66,14 @@ Result<Records> records_of(const EvalTask& task, const TaskDataOptions& options,
   }
   if (from->size() < count)
     return invalid_argument("there are {} items for {} examples; give a smaller --shots", from->size(), shots);
-  for (std::size_t i = 0; i < count; ++i) records.examples.push_back(from->item(i));
-  for (std::size_t i = first; i < file.size(); ++i) records.items.push_back(file.item(i));
+  for (std::size_t i = 0; i < count; ++i) {
+    records.examples.push_back(from->item(i));
+    records.example_places.push_back(place_of(from_path, *from, i));
+  }
+  for (std::size_t i = first; i < file.size(); ++i) {
+    records.items.push_back(file.item(i));
+    records.places.push_back(place_of(options.file, file, i));
+  }
   if (records.items.empty()) return invalid_argument("'{}' has no items beside the {} examples", options.file, shots);
   return records;
 }
@@ -79,7 +98,54 @@ std::string fingerprint_of_items(const std::vector<TaskItem>& items) {
   return hasher.digest().hex();
 }
 
+// Gives items about the same text one cluster. A context without variables is an instruction, not such a text.
+void share_clusters(const EvalTask& task, std::vector<TaskItem>* items) {
+  const std::string& source = task.context.source;
+  if (source.find("{{") == std::string::npos && source.find("{%") == std::string::npos) return;
+  std::unordered_map<std::string_view, std::size_t> first;
+  for (TaskItem& item : *items) {
+    const std::string_view context = std::string_view(item.context).substr(item.context_begin);
+    if (!context.empty()) item.cluster = first.try_emplace(context, item.cluster).first->second;
+  }
+}
+
+std::string names_of_generated(bool GeneratedTask::*wanted) {
+  std::vector<std::string_view> names;
+  for (const GeneratedTask& each : generated_tasks())
+    if (each.*wanted) names.push_back(each.name);
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+std::string names_with_examples() {
+  std::vector<std::string_view> names;
+  for (const std::string_view name : task_names()) {
+    const Result<EvalTask> task = built_in_task(name);
+    if (task.ok() && task->target.parsed) names.push_back(name);
+  }
+  return fmt::format("{}, and definitions with a 'target'", fmt::join(names, ", "));
+}
+
 }  // namespace
+
+Status check_option(std::string_view option, std::string_view typed, std::span<const EvalTask> tasks) {
+  const auto is_taken = [&](const EvalTask& task) {
+    const GeneratedTask* generated = find_generated_task(task.name);
+    if (option == "file") return generated == nullptr;
+    if (option == "shots") return generated == nullptr && task.target.parsed.has_value();
+    if (option == "depths") return generated != nullptr && generated->depth;
+    if (option == "filler") return generated != nullptr && generated->filler;
+    return generated != nullptr;
+  };
+  if (std::ranges::any_of(tasks, is_taken)) return {};
+  const std::string by = option == "file"     ? "tasks from a benchmark's file"
+                         : option == "shots"  ? names_with_examples()
+                         : option == "depths" ? names_of_generated(&GeneratedTask::depth)
+                         : option == "filler" ? names_of_generated(&GeneratedTask::filler)
+                                              : "generated tasks; --list shows them";
+  std::vector<std::string_view> asked;
+  for (const EvalTask& task : tasks) asked.push_back(task.name);
+  return one_line(invalid_argument("{} changes nothing for {}; it is taken by {}", typed, fmt::join(asked, ", "), by));
+}
 
 Result<TaskData> find_items(const EvalTask& task, const TaskDataOptions& options, const Tokenizer* tokenizer) {
   const int shots = options.shots >= 0 ? options.shots : task.shots;
@@ -90,9 +156,17 @@ Result<TaskData> find_items(const EvalTask& task, const TaskDataOptions& options
   const std::string name = options.file.empty() ? "" : file_variable(options.file);
   std::size_t count = records.items.size();
   if (options.limit > 0) count = std::min(count, static_cast<std::size_t>(options.limit));
+  const auto at = [](const std::string& place, const Status& status) {
+    return status.ok() ? status : status.with_message(one_line(fmt::format("{}: {}", place, status.message())));
+  };
+  for (std::size_t i = 0; i < records.examples.size(); ++i)
+    KVASIR_RETURN_IF_ERROR(at(records.example_places[i], check_example(task, records.examples[i], i, name)));
   for (std::size_t i = 0; i < count; ++i) {
-    KVASIR_ASSIGN_OR_RETURN(data.items.emplace_back(), make_item(task, records.items[i], i, records.examples, name));
+    Result<TaskItem> item = make_item(task, records.items[i], i, records.examples, name);
+    KVASIR_RETURN_IF_ERROR(at(records.places[i], item.status()));
+    data.items.push_back(std::move(*item));
   }
+  share_clusters(task, &data.items);
   data.fingerprint = fingerprint_of_items(data.items);
   data.described = options.file.empty() ? fmt::format("generated, {} tokens, seed {}", options.tokens, options.seed)
                                         : std::filesystem::path(options.file).filename().string();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,10 +26,15 @@ struct TaskDataOptions {
   std::string_view filler;
 };
 
+// Checks that an option changes something for at least one of the tasks. `option`: a field of TaskDataOptions (`file`,
+// `shots`, `tokens`, `count`, `seed`, `depths` or `filler`); `typed`: how the user spells it. Errors: kInvalidArgument
+// that says which tasks take it.
+Status check_option(std::string_view option, std::string_view typed, std::span<const EvalTask> tasks);
+
 struct TaskData {
-  std::vector<TaskItem> items;
-  std::string fingerprint;  // XXH3-128 of all prompts, references and choices
-  std::string described;    // one line: the file, or how the items were generated
+  std::vector<TaskItem> items;  // those on one context, such as a document, share the cluster of the first of them
+  std::string fingerprint;      // XXH3-128 of all prompts, references and choices
+  std::string described;        // one line: the file, or how the items were generated
 };
 
 // `tokenizer`: of generated items; may be null for those of a file. Errors: those of ItemFile::open, make_item and

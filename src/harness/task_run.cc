@@ -30,7 +30,9 @@ Result<std::vector<QuestionResult>> run_task(Subject& subject, const TaskRun& ru
     for (const QuestionResult& result : run.log->found()) {
       if (result.item >= run.items.size() || result.question >= run.items[result.item].questions.size())
         return data_loss("the results of an earlier run name item {}, which there is not; remove them", result.item);
-      if (result.error.empty()) found[{result.item, result.question}] = result;
+      if (!result.error.empty()) continue;
+      QuestionResult& kept = found[{result.item, result.question}] = result;
+      kept.cluster = run.items[result.item].cluster;
     }
   // An item with a question left is asked again as a whole, since a conversation's questions follow each other.
   std::vector<const TaskItem*> left;
@@ -46,7 +48,6 @@ Result<std::vector<QuestionResult>> run_task(Subject& subject, const TaskRun& ru
     index.push_back(i);
   }
   const auto go_on = [&] { return !run.progress || run.progress(found.size(), total); };
-  if (!go_on()) return Status(StatusCode::kCancelled, "");
   Status failed;
   auto last = std::chrono::steady_clock::now();
   const auto take = [&](std::size_t item, std::size_t question, QuestionAnswer answer) {
@@ -60,12 +61,14 @@ Result<std::vector<QuestionResult>> run_task(Subject& subject, const TaskRun& ru
     }
     return failed.ok() && go_on();
   };
-  const Status status = left.empty() ? Status() : subject.ask(left, options_of(run), take, go_on);
-  KVASIR_RETURN_IF_ERROR(failed);
-  KVASIR_RETURN_IF_ERROR(status);
+  Status status = !go_on() ? Status(StatusCode::kCancelled, "") : Status();
+  if (status.ok() && !left.empty()) status = subject.ask(left, options_of(run), take, go_on);
+  if (!failed.ok()) status = failed;
   std::vector<QuestionResult> results;
   for (auto& [place, result] : found) results.push_back(std::move(result));
-  return results;
+  if (status.ok()) return results;
+  if (run.partial != nullptr) *run.partial = std::move(results);
+  return status;
 }
 
 }  // namespace kvasir

@@ -20,6 +20,7 @@ struct TaskRun {
   ResultLog* log = nullptr;  // has the questions that are answered already, and gets each new answer; may be null
   // Gets the questions done and in total; returns false to stop. May be empty. Also called between answers.
   std::function<bool(std::size_t done, std::size_t total)> progress;
+  std::vector<QuestionResult>* partial = nullptr;  // gets the results so far of a run that ends early; may be null
 };
 
 // Returns the results of all questions, ordered by item and question. Errors: kCancelled; those of Subject::ask and

@@ -96,14 +96,14 @@ std::uint64_t AdapterFiles::bytes() const {
 }
 
 Result<AdapterFiles> open_adapters(std::span<const AdapterFile> files, const ModelConfig& config,
-                                   const WeightMap& model, bool headers_only) {
+                                   const WeightMap& model, AdapterReading reading) {
   if (files.size() > kMostAdapters)
     return invalid_argument("there are {} adapters, and at most {} can be loaded", files.size(), kMostAdapters)
         .about({"lora"});
   AdapterFiles opened;
   for (const AdapterFile& asked : files) {
     KVASIR_RETURN_IF_ERROR(check_scale(asked.scale));
-    Result<gguf::File> file = gguf::File::open(asked.path, {.header_only = headers_only});
+    Result<gguf::File> file = gguf::File::open(asked.path, {.header_only = reading == AdapterReading::kHeaders});
     if (!file.ok()) return in_file(file.status(), asked.path);
     Result<AdapterMap> map = map_adapter(*file, config, model);
     if (!map.ok()) return in_file(map.status(), asked.path);
@@ -115,7 +115,7 @@ Result<AdapterFiles> open_adapters(std::span<const AdapterFile> files, const Mod
     adapter.scale = asked.scale;
     adapter.rank = map->rank;
     adapter.bytes = cpu_adapter_bytes(map->parts);
-    if (!headers_only) {
+    if (reading == AdapterReading::kData) {
       if (const Status finite = check_finite(*file); !finite.ok()) return in_file(finite, asked.path);
       adapter.fingerprint = fingerprint_of_adapter(*file);
     }

@@ -44,11 +44,16 @@ struct AdapterFiles {
   std::uint64_t bytes() const;  // of all adapters
 };
 
-// `model`: as map_adapter. `headers_only`: the tensors' data is not read, and there are no fingerprints. Errors: those
-// of the file, and of map_adapter, with the file's name; kInvalidArgument for a scale that is not finite, and for more
-// than kMostAdapters.
+enum class AdapterReading {
+  kHeaders,  // files may end behind their header
+  kSizes,    // files must be whole, but their data is not read: there are no fingerprints
+  kData,
+};
+
+// `model`: as map_adapter. Errors: those of the file, and of map_adapter, with the file's name; kInvalidArgument for a
+// scale that is not finite, and for more than kMostAdapters; of kData kDataLoss for numbers that are not finite.
 Result<AdapterFiles> open_adapters(std::span<const AdapterFile> files, const ModelConfig& config,
-                                   const WeightMap& model, bool headers_only = false);
+                                   const WeightMap& model, AdapterReading reading = AdapterReading::kData);
 
 // Returns what a text runs with that asks for `asked`; nullopt: for nothing. In the order of the adapters; those of
 // scale 0 are left out. Errors: kInvalidArgument for an adapter that there is not, one asked for twice, and a scale

@@ -9,7 +9,9 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <span>
+#include <system_error>
 
 #include "base/check.h"
 #include "base/mapped_file.h"
@@ -103,6 +105,8 @@ WeightFile::~WeightFile() {
 
 // Where the file system has no locks, processes that start at once each pack, and the last one's file stays.
 Status WeightFile::lock_folder() {
+  std::error_code ignored;  // mkdir says what is wrong
+  std::filesystem::create_directories(std::filesystem::path(folder_).parent_path(), ignored);
   if (::mkdir(folder_.c_str(), 0755) != 0 && errno != EEXIST) return errno_status("make the folder", folder_);
   folder_descriptor_ = ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder_descriptor_ < 0) {

@@ -28,7 +28,7 @@ Result<Json> parse(std::string_view text) {
   return std::move(parsed.value);
 }
 
-Status read_lines(std::string_view text, std::vector<Json>* items) {
+Status read_lines(std::string_view text, std::vector<Json>* items, std::vector<std::size_t>* numbers) {
   std::size_t number = 0;
   while (!text.empty()) {
     const std::size_t end = text.find('\n');
@@ -39,11 +39,13 @@ Status read_lines(std::string_view text, std::vector<Json>* items) {
     Result<Json> item = parse(line);
     if (!item.ok()) return data_loss("line {} is no JSON: {}", number, item.status().message());
     items->push_back(std::move(*item));
+    numbers->push_back(number);
   }
   return {};
 }
 
-Status read_json(std::string_view text, std::vector<Json>* items) {
+// `names`: of the items of an object of objects.
+Status read_json(std::string_view text, std::vector<Json>* items, std::vector<std::string>* names) {
   KVASIR_ASSIGN_OR_RETURN(Json whole, parse(text));
   for (const char* field : {"data", "examples"})
     if (whole.is_object() && whole.contains(field) && whole[field].is_array()) {
@@ -51,8 +53,10 @@ Status read_json(std::string_view text, std::vector<Json>* items) {
       whole = std::move(list);
     }
   if (whole.is_object())
-    for (auto& [name, item] : whole.items())
+    for (auto& [name, item] : whole.items()) {
       if (item.is_object() && !item.contains("id")) item["id"] = name;
+      names->push_back(name);
+    }
   if (!whole.is_structured()) return data_loss("it is neither a list nor an object");
   for (Json& item : whole) items->push_back(std::move(item));
   return {};
@@ -65,7 +69,8 @@ struct Rows {
   std::vector<std::string> columns;
   std::vector<std::string> row;
   std::vector<Json> items;
-  std::string wrong;  // what is wrong with the first wrong row
+  std::vector<std::size_t> numbers;  // of the items' rows
+  std::string wrong;                 // what is wrong with the first wrong row
   std::size_t number = 0;
 
   static void field(void* bytes, std::size_t size, void* rows) {
@@ -90,10 +95,12 @@ struct Rows {
     Json item = Json::object();
     for (std::size_t i = 0; i < fields.size(); ++i) item[columns[i]] = std::move(fields[i]);
     items.push_back(std::move(item));
+    numbers.push_back(number);
   }
 };
 
-Status read_csv(std::string_view text, const std::vector<std::string>& columns, std::vector<Json>* items) {
+Status read_csv(std::string_view text, const std::vector<std::string>& columns, std::vector<Json>* items,
+                std::vector<std::size_t>* numbers) {
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
   if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   if (const auto at = find_invalid_utf8(text))
@@ -110,6 +117,7 @@ Status read_csv(std::string_view text, const std::vector<std::string>& columns, 
   if (!whole) return data_loss("after row {}: {}", rows.number, csv_strerror(csv_error(&parser)));
   if (!rows.wrong.empty()) return data_loss("{}", rows.wrong);
   *items = std::move(rows.items);
+  *numbers = std::move(rows.numbers);
   return {};
 }
 
@@ -125,17 +133,29 @@ Result<ItemFile> ItemFile::parse(std::string_view text, const std::string& name,
   ItemFile items;
   Status status;
   if (name.ends_with(".jsonl")) {
-    status = read_lines(text, &items.items_);
+    status = read_lines(text, &items.items_, &items.numbers_);
   } else if (name.ends_with(".json")) {
-    status = read_json(text, &items.items_);
+    status = read_json(text, &items.items_, &items.names_);
+    items.kind_ = items.names_.empty() ? Kind::kList : Kind::kNames;
   } else if (name.ends_with(".csv")) {
-    status = read_csv(text, columns, &items.items_);
+    status = read_csv(text, columns, &items.items_, &items.numbers_);
+    items.kind_ = Kind::kRows;
   } else {
     status = invalid_argument("the name must end in .jsonl, .json or .csv");
   }
   if (status.ok() && items.items_.empty()) status = invalid_argument("there are no items in it");
   if (!status.ok()) return status.with_message(one_line(fmt::format("'{}': {}", name, status.message())));
   return items;
+}
+
+std::string ItemFile::place(std::size_t index) const {
+  switch (kind_) {
+    case Kind::kLines: return fmt::format("line {}", numbers_[index]);
+    case Kind::kRows: return fmt::format("row {}", numbers_[index]);
+    case Kind::kList: return fmt::format("item {}", index + 1);
+    case Kind::kNames: break;
+  }
+  return fmt::format("item '{}'", names_[index].substr(0, 64));
 }
 
 }  // namespace kvasir

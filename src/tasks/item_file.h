@@ -31,9 +31,16 @@ class ItemFile {
   std::size_t size() const { return items_.size(); }
   // REQUIRES: index < size().
   const nlohmann::ordered_json& item(std::size_t index) const { return items_[index]; }
+  // Returns where the item is, for messages: "line 3", "row 3" (of a CSV file, a row of names counted too), "item 3"
+  // (of a list, from 1) or "item 'name'". REQUIRES: index < size().
+  std::string place(std::size_t index) const;
 
  private:
+  enum class Kind { kLines, kRows, kList, kNames };
+  Kind kind_ = Kind::kLines;
   std::vector<nlohmann::ordered_json> items_;
+  std::vector<std::size_t> numbers_;  // [size()]: of lines or rows, from 1; of kList and kNames empty
+  std::vector<std::string> names_;    // [size()] of kNames
 };
 
 }  // namespace kvasir

@@ -209,8 +209,15 @@ Result<std::vector<std::string>> texts_of(const Json& record, const Json& outer,
   if (field.empty()) return texts;
   const Json* value = record.contains(field) ? &record[field] : outer.contains(field) ? &outer[field] : nullptr;
   if (value == nullptr) return invalid_argument("the field '{}' is missing", field);
+  const auto wrong = [&] {
+    return invalid_argument("the field '{}' must be a text, a number or a list of them, not an object", field);
+  };
+  if (value->is_object()) return wrong();
   if (!value->is_array()) return std::vector{shown(*value)};
-  for (const Json& each : *value) texts.push_back(shown(each));
+  for (const Json& each : *value) {
+    if (each.is_object()) return wrong();
+    texts.push_back(shown(each));
+  }
   return texts;
 }
 
@@ -333,6 +340,7 @@ Result<TaskItem> make(const EvalTask& task, const Json& record, std::size_t inde
   const Item item(record, index, file_variables(file));
   TaskItem made;
   made.id = id_of(record, index);
+  made.cluster = index;
   KVASIR_ASSIGN_OR_RETURN(made.group, item.render(task.group, "group"));
   KVASIR_ASSIGN_OR_RETURN(made.context, item.render(task.description, "description"));
   for (std::size_t i = 0; i < shots.size(); ++i) {
@@ -341,6 +349,7 @@ Result<TaskItem> make(const EvalTask& task, const Json& record, std::size_t inde
     made.context += *example;
   }
   KVASIR_ASSIGN_OR_RETURN(const std::string context, item.render(task.context, "context"));
+  made.context_begin = made.context.size();
   made.context += context;
   if (task.turns_field.empty() && task.turns_lists.empty()) {
     KVASIR_ASSIGN_OR_RETURN(made.questions.emplace_back(), make_question(task, item, record, record));
@@ -441,11 +450,15 @@ Result<std::vector<std::string>> shots_paths(const EvalTask& task, const std::st
   return paths;
 }
 
+Status check_example(const EvalTask& task, const Json& record, std::size_t index, std::string_view file) {
+  return one_line(make_example(task, record, index, file).status());
+}
+
 Result<TaskItem> make_item(const EvalTask& task, const Json& record, std::size_t index, const std::vector<Json>& shots,
                            std::string_view file) {
   Result<TaskItem> item = make(task, record, index, shots, file);
   if (item.ok()) return item;
-  return item.status().with_message(one_line(fmt::format("item {}: {}", index, item.status().message())));
+  return one_line(item.status());
 }
 
 }  // namespace kvasir

@@ -102,7 +102,9 @@ struct Question {
 struct TaskItem {
   std::string id;
   std::string group;
-  std::string context;  // the description, the examples, and what the questions are about
+  std::string context;            // the description, the examples, and what the questions are about
+  std::size_t context_begin = 0;  // where the last of these begins
+  std::size_t cluster = 0;        // make_item: the item's index. Items whose scores depend on each other share one
   std::vector<Question> questions;
 };
 
@@ -113,8 +115,12 @@ std::string file_variable(const std::string& path);
 // choice first; none if they are its first items. Errors: kInvalidArgument that names the template.
 Result<std::vector<std::string>> shots_paths(const EvalTask& task, const std::string& data);
 
-// `shots`: the examples' records. `file`: as file_variable(). Errors: kInvalidArgument that names the item's number and
-// the field or template.
+// Checks a record that is to be an example. Errors: kInvalidArgument that names the field or template.
+Status check_example(const EvalTask& task, const nlohmann::ordered_json& record, std::size_t index,
+                     std::string_view file = {});
+
+// `shots`: the examples' records. `file`: as file_variable(). Errors: kInvalidArgument that names the field or
+// template, but not the item, whose place in its file the caller knows.
 Result<TaskItem> make_item(const EvalTask& task, const nlohmann::ordered_json& record, std::size_t index,
                            const std::vector<nlohmann::ordered_json>& shots, std::string_view file = {});
 

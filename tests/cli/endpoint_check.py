@@ -5,6 +5,9 @@ are said to be missing.
 
 The servers take a word, or a space with its word, as a token, and give the token of n characters the log-probability -n / 10.
 """
+import concurrent.futures
+import contextlib
+import email.utils
 import json
 import pathlib
 import re
@@ -12,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 TASK = {"request": "choices", "prompt": "{{ q }} ", "choices": "c", "answer": "{{ a }}"}
@@ -25,7 +29,8 @@ def tokens_of(text):
 
 
 class Server(ThreadingHTTPServer):
-    """`change(body, answer, number)` returns the status and the answer of request `number`, or bytes to send as they are."""
+    """`change(body, answer, number)` returns the status and the answer of request `number`, or bytes to send as they are; a third value:
+    what Retry-After says."""
 
     def __init__(self, change=None):
         self.change, self.bodies, self.lock = change, [], threading.Lock()
@@ -37,7 +42,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.lock:
-            self.server.bodies.append(body)
+            self.server.bodies.append({**body, "at": time.monotonic()})
             number = len(self.server.bodies)
         tokens = tokens_of(body["prompt"])
         choice = {"text": "forty two"}
@@ -47,14 +52,17 @@ class Handler(BaseHTTPRequestHandler):
                                   "top_logprobs": [None, *({token: -len(token) / 10} for token in written[1:])],
                                   "text_offset": [0] * len(written)}
         answer = {"choices": [choice], "usage": {"prompt_tokens": len(tokens), "completion_tokens": 1}}
-        status = 200
+        status, later = 200, []
         if self.server.change:
-            status, answer = self.server.change(body, answer, number)
+            status, answer, *later = self.server.change(body, answer, number)
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
+        for when in later:
+            self.send_header("Retry-After", when)
         self.end_headers()
-        self.wfile.write(data)
+        with contextlib.suppress(BrokenPipeError):  # who asked may have waited long enough
+            self.wfile.write(data)
 
     def log_message(self, *_):
         pass
@@ -62,8 +70,8 @@ class Handler(BaseHTTPRequestHandler):
 
 def ask(kvasir, folder, task, item, change=None, more=()):
     server = Server(change)
-    for name, content in (("task.json", task), ("data.jsonl", item)):
-        (folder / name).write_text(json.dumps(content) + "\n")
+    (folder / "task.json").write_text(json.dumps(task) + "\n")
+    (folder / "data.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (item if isinstance(item, list) else [item])))
     ran = subprocess.run([kvasir, "eval", "tasks", str(folder / "task.json"), "--data", str(folder / "data.jsonl"), "--json", "--quiet",
                           "--endpoint", f"http://127.0.0.1:{server.server_port}", *more], capture_output=True, text=True, timeout=120)
     server.shutdown()
@@ -71,10 +79,49 @@ def ask(kvasir, folder, task, item, change=None, more=()):
     return ran, question, server.bodies
 
 
+def check_servers_that_do_not_answer(kvasir, folder):
+    """One that is too busy is asked again when it says, one that hangs ends the run; what is answered stays."""
+    def busy_until(when):
+        return lambda body, answer, number: (429, b"", when()) if number == 1 else (200, answer)
+
+    # As seconds, and as a date, which has no parts of a second.
+    for when, least in ((lambda: "3", 2.9), (lambda: email.utils.formatdate(time.time() + 4, usegmt=True), 2)):
+        ran, question, bodies = ask(kvasir, folder, WORDS, ANSWERED, busy_until(when))
+        assert (ran.returncode, question["answer"], len(bodies)) == (0, "forty two", 2), ran.stderr
+        assert bodies[1]["at"] - bodies[0]["at"] > least, bodies
+
+    def hangs(body, answer, number):
+        if number > 1:
+            time.sleep(4)
+        return 200, answer
+
+    begun = time.monotonic()
+    more = ["--timeout", "1", "--parallel", "1", "--out", str(folder / "out")]
+    ran, question, bodies = ask(kvasir, folder, WORDS, [ANSWERED] * 3, hangs, more)
+    assert ran.returncode == 1 and len(bodies) == 2 and time.monotonic() - begun < 10, (ran, bodies)
+    assert re.fullmatch(r"kvasir: http://127\.0\.0\.1:\d+/v1/completions did not answer within 1 s; allow more with --timeout SECONDS; "
+                        r"ended in cell 1 of 1 \(task under the server\) after 1 of 3 questions; the same command runs the rest\n",
+                        ran.stderr), ran.stderr
+    cell = json.loads(ran.stdout)["cells"][0]
+    assert (cell["unasked"], cell["summary"]["questions"], question["answer"]) == (2, 1, "forty two"), cell
+    (log,) = (folder / "out").glob("*.jsonl")
+    assert len(log.read_text().splitlines()) == 2, "the header and an answer"
+    assert not list((folder / "out").glob("*.json")), "no cell is whole"
+
+
+def check_a_server_that_stays_busy(kvasir, folder):
+    ran, _, bodies = ask(kvasir, folder, WORDS, ANSWERED, lambda *_: (503, b""))
+    assert ran.returncode == 1 and len(bodies) == 6 and not ran.stdout, (ran, bodies)
+    assert "is too busy (HTTP 503), at the last of 6 tries too; ask fewer" in ran.stderr and ran.stderr.count("\n") == 1, ran.stderr
+
+
 def main():
     kvasir = pathlib.Path(sys.argv[1]).resolve()
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, concurrent.futures.ThreadPoolExecutor() as pool:
         folder = pathlib.Path(name)
+        # Beside the others, for it takes half a minute.
+        (folder / "busy").mkdir()
+        stays_busy = pool.submit(check_a_server_that_stays_busy, kvasir, folder / "busy")
 
         def scores(change=None):
             ran, question, bodies = ask(kvasir, folder, TASK, ITEM, change)
@@ -105,6 +152,9 @@ def main():
             assert scores(change) == right, (change.__name__, scores(change))
         ran, question, _ = ask(kvasir, folder, WORDS, ANSWERED, lambda body, answer, number: (429, b"") if number == 1 else (200, answer))
         assert (ran.returncode, question["answer"]) == (0, "forty two"), ran.stderr
+        # Of its cache a server says nothing.
+        assert not {"kept", "kv_bytes", "left_out", "prompt_seconds"} & question.keys(), question
+        assert not {"kept_mean", "kv_bytes_mean", "kv_bytes_max", "shortened"} & json.loads(ran.stdout)["cells"][0]["summary"].keys(), ran.stdout
         ran, question, bodies = ask(kvasir, folder, TASK, ITEM, busy_at_first)
         assert ran.returncode == 0 and len(bodies) == 5, (ran.stderr, len(bodies))
 
@@ -134,7 +184,9 @@ def main():
             assert ran.stderr.count("\n") == 1, ran.stderr
         ran, question, bodies = ask(kvasir, folder, TASK, ITEM, more=["--chat"])
         assert ran.returncode == 2 and not bodies, ran.stderr
-        print("scores with and without BOS, busy servers, and ten kinds of answers that are none: as they should be")
+        check_servers_that_do_not_answer(kvasir, folder)
+        stays_busy.result()
+        print("scores with and without BOS, servers that are busy or hang, and ten kinds of answers that are none: as they should be")
 
 
 if __name__ == "__main__":

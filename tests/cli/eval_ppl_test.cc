@@ -77,6 +77,12 @@ TEST_F(EvalPpl, SeveralTextsAndPoliciesInOneRun) {
     SCOPED_TRACE(run.dump());
     EXPECT_EQ(run["file"], i < 9 ? files[i / 3] : "all");
     EXPECT_EQ(run["policy"], i % 3 == 0 ? "full" : i % 3 == 1 ? kStreaming : kH2o);
+    const Json& first = json["runs"][i - i % 3];
+    EXPECT_EQ(run.contains("nll_difference"), i % 3 != 0);
+    if (i % 3 != 0) {
+      EXPECT_NEAR(number(run["nll_difference"]), number(run["nll"]) - number(first["nll"]), 1e-12);
+      EXPECT_GT(number(run["nll_difference_error"]), 0);
+    }
     EXPECT_GT(number(run["kept_mean"]), 30);
     EXPECT_LE(number(run["kept_mean"]), number(run["kept_max"]));
     EXPECT_GE(number(run["dead_share"]), 0);
@@ -118,7 +124,8 @@ TEST_F(EvalPpl, SeveralTextsAndPoliciesInOneRun) {
   const Json& run = alone["runs"][0];
   for (const char* field : {"file", "policy", "tokens", "nll", "kept_mean", "kept_max", "dead_share", "kv_bytes_peak"})
     EXPECT_EQ(run[field], json["runs"][8][field]) << field;
-  for (const char* field : {"kld_mean", "kld_p99", "top1_agree", "curve"}) EXPECT_FALSE(run.contains(field)) << field;
+  for (const char* field : {"kld_mean", "kld_p99", "top1_agree", "curve", "nll_difference"})
+    EXPECT_FALSE(run.contains(field)) << field;
   for (const char* field : {"score"}) EXPECT_FALSE(alone.contains(field)) << field;
 }
 
@@ -187,16 +194,20 @@ TEST_F(EvalPpl, TheTableFitsIn120Columns) {
       EXPECT_LE(line.size(), 120u) << line;
       all.push_back(line);
     }
-    // A header; for each text and for all, its name and a row for each policy, the longest name on a line of its own.
-    ASSERT_EQ(all.size(), 1u + 3 * 5) << done.out;
+    // A header; for each text and for all, its name and a row for each policy, the longest name on a line of its own;
+    // then the differences from the first.
+    ASSERT_EQ(all.size(), 1u + 3 * 8) << done.out;
     EXPECT_EQ(all[0].substr(0, 6), "policy");
     EXPECT_EQ(all[0].find("KLD") != std::string::npos, compare);
     EXPECT_EQ(all[1], path("books/a.txt"));
-    EXPECT_EQ(all[6], path("books/b.txt"));
-    EXPECT_EQ(all[11], "all 2 texts");
-    EXPECT_EQ(all[14].substr(0, 4), "h2o:") << done.out;
-    EXPECT_EQ(all[14].find(" f16 "), std::string::npos);
-    for (const std::size_t row : {2u, 3u, 5u, 12u, 13u, 15u}) {
+    EXPECT_EQ(all[6], "nats per token more than full f16, token by token:");
+    EXPECT_EQ(all[7].substr(0, 2 + kStreaming.size()), "  " + kStreaming);
+    EXPECT_NE(all[8].find(" +- "), std::string::npos) << all[8];
+    EXPECT_EQ(all[9], path("books/b.txt"));
+    EXPECT_EQ(all[17], "all 2 texts");
+    EXPECT_EQ(all[20].substr(0, 4), "h2o:") << done.out;
+    EXPECT_EQ(all[20].find(" f16 "), std::string::npos);
+    for (const std::size_t row : {2u, 3u, 5u, 18u, 19u, 21u}) {
       EXPECT_EQ(all[row].size(), all[0].size()) << all[row];
       EXPECT_NE(all[row].find(" f16 "), std::string::npos) << all[row];
     }

@@ -163,6 +163,20 @@ TEST_F(EvalTasks, WrongInputGetsOneLine) {
   expect_error("tasks", {"needle", "--reading", "backwards"}, "--reading");
   expect_error("tasks", {"needle", "--limit", "-1"}, "--limit -1 is below 0");
   expect_error("tasks", {"needle", "--body", "{"}, "--body is for requests to a server");
+  expect_error("tasks", {"needle", "--timeout", "5"}, "--timeout is for requests to a server");
+  expect_error("tasks", {"needle", "--endpoint", "http://127.0.0.1:1", "--kv-type", "q8"}, "--kv-type is for a model");
+  expect_error("tasks", {"cwe", "--depths", "0.5"}, "--depths changes nothing for cwe; it is taken by niah_single_1");
+  expect_error("tasks", {"passkey", "--file", "x"}, "--file changes nothing for passkey; it is taken by niah_single_2");
+  expect_error("tasks", {"needle", "cwe", "--shots", "2"},
+               "--shots changes nothing for needle, cwe; it is taken by gsm8k, ");
+  expect_error("tasks", {"needle", "--data", "x"}, "it is taken by tasks from a benchmark's file");
+  for (const char* option : {"--tokens", "--count", "--seed"})
+    expect_error("tasks", {"gsm8k", "--data", "x", option, "5"}, "it is taken by generated tasks");
+  const auto grid_of = [&](const std::string& task) { return write("i.json", R"({"tasks": [)" + task + "]}"); };
+  expect_error("matrix", {grid_of(R"({"task": "cwe", "depths": [0.5]})")}, "'depths' changes nothing for cwe");
+  expect_error("matrix", {grid_of(R"({"task": "gsm8k", "data": "x", "tokens": 9})")}, "'tokens' changes nothing");
+  expect_error("matrix", {grid_of(R"({"task": "needle", "windows": 9})")}, "'windows' is for a perplexity");
+  expect_error("matrix", {grid_of(R"({"perplexity": "x.txt", "count": 9})")}, "'count' is for a task");
   expect_error("tasks", {"needle", "--endpoint", "ftp://x"}, "http://");
   expect_error("tasks", {"needle", "--endpoint", "http://127.0.0.1:1", "--kv", "full"}, "--kv is for a model");
   expect_error("tasks", {"needle", "--endpoint", "http://127.0.0.1:1", "--body", "[]"}, "--body");
@@ -185,6 +199,44 @@ TEST_F(EvalTasks, AFullDisk) {
   EXPECT_EQ(full.error_lines(), 1) << full.err;
   const Json after = timeless("tasks", out);
   EXPECT_EQ(after, timeless("tasks", {"kv_turns", "--tokens", "900", "--count", "4"}));
+}
+
+// An interrupt prints the rows so far and one line; the next run asks what is left.
+TEST_F(EvalTasks, AnInterruptKeepsWhatIsAnswered) {
+  const Arguments arguments = {"needle", "--tokens",   "600", "--count", "100",         "--kv",
+                               "full",   "--parallel", "1",   "--out",   folder_ + "/o"};
+  for (const int signal : {SIGTERM, SIGINT}) {
+    std::filesystem::remove_all(folder_ + "/o");
+    const Finished done =
+        run("tasks", arguments, {.interrupt = Interrupt::kCaught, .interrupt_after = 1, .signal = signal});
+    EXPECT_EQ(done.signal, signal == SIGINT ? SIGINT : 0) << done.err;
+    EXPECT_EQ(done.exit_code, signal == SIGINT ? -1 : 1) << done.err;
+    EXPECT_LT(done.after_signal, kSoon);
+    EXPECT_TRUE(matches(done.err,
+                        "kvasir: stopped in cell <number> of 1 (needle under full f16) after <number> of 100 "
+                        "questions; the same command runs the rest\n"))
+        << done.err;
+    const bool answered = done.err.find(" after 0 of ") == std::string::npos;
+    EXPECT_EQ(done.out.find("ended early") != std::string::npos, answered) << done.out;
+  }
+  EXPECT_EQ(files(".jsonl"), 1U);
+  EXPECT_EQ(files(".json"), 0U);
+  const Json json = timeless("tasks", arguments);
+  EXPECT_EQ(json["cells"][0]["summary"]["questions"], 100);
+  EXPECT_FALSE(json["cells"][0].contains("unasked"));
+}
+
+TEST_F(EvalTasks, AnInterruptedMatrixGoesOn) {
+  write("book.txt", bytes_of(source_dir() + "/examples/the-lamplighter.txt"));
+  const std::string grid = write("grid.json", R"({"tasks": [{"perplexity": "book.txt", "window": 200, "windows": 1},
+      {"task": "needle", "tokens": 600, "count": 100}]})");
+  const Finished done = run("matrix", {grid, "--json"}, {.interrupt = Interrupt::kCaught, .interrupt_after = 2.5});
+  EXPECT_EQ(done.signal, SIGINT) << done.err;
+  EXPECT_EQ(done.error_lines(), 1) << done.err;
+  EXPECT_NE(done.err.find("kvasir: stopped in cell "), std::string::npos) << done.err;
+  EXPECT_NE(done.err.find("; the same command runs the rest\n"), std::string::npos) << done.err;
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/grid-results/report.html"));
+  EXPECT_EQ(timeless("matrix", {grid})["cells"].size(), 2U);
 }
 
 // A changed definition is another run.

@@ -1,5 +1,6 @@
 // eval ppl beyond perplexity: divergence from the full cache, kept tokens, curves, pooled texts. What is expected comes
 // from the logits of sequences that ran alone, or from counting.
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include "base/system_memory.h"
 #include "eval/perplexity.h"
 #include "support/engine_fixture.h"
+#include "support/originals.h"
 
 namespace kvasir::test {
 namespace {
@@ -149,6 +151,24 @@ TEST_F(Comparison, TheMeasureIsTheF16CacheWhateverThePages) {
   EXPECT_EQ(results[0].codec, "f32");
   EXPECT_GT(results[0].full->kld_mean, 0);
   EXPECT_LT(results[0].full->kld_mean, 1e-5);
+}
+
+// The measure is the same cache, be it made for the purpose or one of the runs: of latent pages, and with the angles
+// for the text's length whatever those of the runs.
+TEST_F(Comparison, TheMeasureIsTheFullF16RunOfEveryModel) {
+  for (const auto& [name, type] : {std::pair("deepseek_v2", "q8"), std::pair("phi3_long", "q8,rope=long"),
+                                   std::pair("phi3_long", "f16,rope=long"), std::pair("gemma4", "q4")}) {
+    SCOPED_TRACE(fmt::format("{} {}", name, type));
+    const std::string file = original(name);
+    const auto model = load(file, {.threads = 1, .kv_type = type});
+    const auto tokens = random_tokens(60, model->config.vocabulary, 3);
+    const auto alone = evaluate(model, tokens, {.kv_types = {type}, .compare_full = true});
+    const auto beside = evaluate(load(file, {.threads = 1}), tokens, {.kv_types = {"f16", type}, .compare_full = true});
+    EXPECT_EQ(beside[0].full->kld_mean, 0);
+    EXPECT_GT(beside[1].full->kld_mean, 0);
+    EXPECT_EQ(alone[0].full->kld_mean, beside[1].full->kld_mean);
+    EXPECT_EQ(alone[0].full->top1_agree, beside[1].full->top1_agree);
+  }
 }
 
 // Each policy on each codec, as on a model of that codec.
@@ -373,6 +393,35 @@ TEST_F(Comparison, CurvesAreMeansOfTheirPositions) {
   ASSERT_EQ(rare.curve.size(), 4u);
   EXPECT_EQ(rare.curve[1].position, 51);
   EXPECT_TRUE(evaluate(f16_, text(200), {}).front().curve.empty());
+}
+
+// Differences of tokens, from the logits of sequences that ran alone.
+TEST_F(Comparison, RunsArePairedTokenByToken) {
+  const std::vector<std::string> policies = {"full", "random:budget=48"};
+  const PerplexityOptions options{.policies = policies, .chunk = 24, .bins_over = 300, .keep_nlls = true};
+  const auto results = evaluate(f16_, text(300), options);
+  const auto other = evaluate(f16_, text(100), options);
+  const Alone full(f16_, "full", text(300), 24), few(f16_, policies[1], text(300), 24);
+  std::vector<double> differences = expect(full, few, text(300)).nll;
+  const std::vector<double> reference = expect(full, full, text(300)).nll;
+  for (std::size_t i = 0; i < differences.size(); ++i) differences[i] -= reference[i];
+  double variance = 0;
+  for (const double each : differences) variance += (each - mean(differences)) * (each - mean(differences)) / 298;
+  const auto difference = nll_difference(results[1], results[0]);
+  ASSERT_TRUE(difference.has_value());
+  EXPECT_NEAR(difference->mean, mean(differences), 1e-9);
+  EXPECT_NEAR(difference->mean, results[1].nll - results[0].nll, 1e-12);
+  EXPECT_NEAR(difference->error, std::sqrt(variance / 299), 1e-9);
+  EXPECT_LT(difference->error, results[0].ppl_error / results[0].ppl);
+  EXPECT_FALSE(nll_difference(results[1], other[0]).has_value()) << "other tokens";
+  // Pooled texts, in whose sums each text's tokens follow each other.
+  const PerplexityResult both[] = {pool_perplexity(std::vector{results[0], other[0]}),
+                                   pool_perplexity(std::vector{results[1], other[1]})};
+  EXPECT_NEAR(nll_difference(both[1], both[0])->mean, both[1].nll - both[0].nll, 1e-12);
+  // Without being asked to, a run keeps no value of its tokens.
+  const auto plain = evaluate(f16_, text(100), {.policies = policies, .chunk = 24});
+  EXPECT_TRUE(plain[0].sums.nlls.empty());
+  EXPECT_FALSE(nll_difference(plain[1], plain[0]).has_value());
 }
 
 TEST_F(Comparison, PooledTextsWeighTheirTokens) {

@@ -272,6 +272,25 @@ TEST_F(GenerationLoopTest, CopiesGoOnAloneAndReseededOnesDiffer) {
   EXPECT_EQ(other.state().sampler.options.seed, 4U);
 }
 
+// A copy holds the text that it is forced to write, and no other's.
+TEST_F(GenerationLoopTest, ACopyHoldsItsOwnForcedText) {
+  const std::vector<Tokens> texts = {byte_tokens("one"), byte_tokens("three"), byte_tokens("x")};
+  const Generation first(*tokenizer_, {.forced_texts = texts}, {}, {});
+  for (std::size_t sample = 0; sample < texts.size(); ++sample) {
+    Generation copy = first;
+    if (sample > 0) copy.become(sample, sample);
+    Tokens written;
+    while (const std::optional<TokenId> token = *copy.push(Logits(259, 0.0F))) {
+      written.push_back(*token);
+      copy.accept(*token);
+    }
+    EXPECT_EQ(written, texts[sample]);
+    EXPECT_EQ(copy.state().forced.size(), sample > 0 ? 1U : texts.size());
+    ASSERT_TRUE(Generation::from_state(*tokenizer_, copy.state()).ok());
+  }
+  EXPECT_EQ(first.state().forced, texts);
+}
+
 // Suspended in between or not, a token that could not be run is drawn again.
 TEST_F(GenerationLoopTest, ADroppedTokenIsDrawnAgain) {
   for (const bool suspended : {false, true}) {

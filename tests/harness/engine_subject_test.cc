@@ -3,11 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "eval/scoring.h"
 #include "harness/prompt_tokens.h"
 #include "harness/task_run.h"
 #include "support/engine_fixture.h"
+#include "support/random_model.h"
+#include "support/real_model.h"
 #include "support/shared_data.h"
+#include "tasks/golden_text.h"
 
 namespace kvasir::test {
 namespace {
@@ -18,9 +23,9 @@ std::string model_file() {
   return source_dir() + "/tests/data/kvasir-mini-3m-q8_0.gguf";
 }
 
-std::unique_ptr<Engine> open_engine(std::uint64_t kv_memory) {
+std::unique_ptr<Engine> open_engine(std::uint64_t kv_memory, const std::string& file = model_file()) {
   EngineOptions options;
-  options.model = model_file();
+  options.model = file;
   options.threads = 1;
   options.kv_memory = kv_memory;
   auto opened = Engine::open(options);
@@ -297,6 +302,66 @@ TEST_F(HarnessPrompts, OfOneContextAreShortenedTogether) {
   const ItemTokens talk = tokens(item, context + all + golden + 9 - 15);
   EXPECT_EQ(std::ssize(talk.context), context - 15);
   EXPECT_EQ(std::ssize(tokens(item, context + all + golden + 9).context), context);
+}
+
+// Tokens of parts, of a vocabulary that would put a space in front of each, and of Gemma's.
+class HarnessSentencePiece : public testing::Test {
+ protected:
+  // Context, question and choice, or right answer, are the tokens of one text: none of them begins with a space of its
+  // own.
+  static void expect_one_text(const ModelText& text) {
+    const auto whole = [&](const std::string& all) {
+      const auto tokens = text.encode(all, true);
+      EXPECT_TRUE(tokens.ok()) << tokens.status().message();
+      return *tokens;
+    };
+    const auto join = [](std::initializer_list<Tokens> parts) {
+      Tokens all;
+      for (const Tokens& part : parts) all.insert(all.end(), part.begin(), part.end());
+      return all;
+    };
+    const EvalTask choices = task_of(kChoices), generate = task_of(kGenerate);
+    const TaskItem item = items_of(choices).front(), asked = items_of(generate).front();
+    AskOptions options;
+    for (const Reading reading : {Reading::kContextFirst, Reading::kConversation}) {
+      SCOPED_TRACE(reading_name(reading));
+      options.reading = reading;
+      options.request = TaskRequest::kChoices;
+      const auto scored = item_tokens(text, item, options, 100000);
+      ASSERT_TRUE(scored.ok()) << scored.status().message();
+      const QuestionTokens& question = scored->questions.front();
+      for (std::size_t c = 0; c < 3; ++c)
+        EXPECT_EQ(join({scored->context, question.prompt, question.texts[c]}),
+                  whole(item.context + item.questions[0].prompt + item.questions[0].choices[c]));
+      options.request = TaskRequest::kGenerate;
+      const auto made = item_tokens(text, asked, options, 100000);
+      ASSERT_TRUE(made.ok()) << made.status().message();
+      const std::string read = asked.context + asked.questions[0].prompt;
+      EXPECT_EQ(join({made->context, made->questions[0].prompt}), whole(read));
+      if (reading == Reading::kConversation) {
+        EXPECT_EQ(join({made->context, made->questions[0].prompt, made->questions[0].golden}),
+                  whole(read + golden_text(asked.questions[0])));
+      }
+    }
+  }
+};
+
+TEST_F(HarnessSentencePiece, PartsAreTokensOfOneText) {
+  RandomModelSpec spec;
+  spec.vocabulary = invented_vocabulary(spec.vocab);
+  spec.vocabulary->add_space_prefix = true;
+  const TemporaryFile file(make_random_model(spec));
+  const auto engine = open_engine(std::uint64_t{1} << 22, file.path());
+  const auto alone = engine->text().encode("So", false), behind = engine->text().encode("So", false, false, true);
+  ASSERT_TRUE(alone.ok() && behind.ok());
+  EXPECT_NE(*alone, *behind) << "this vocabulary puts no space in front";
+  expect_one_text(engine->text());
+}
+
+TEST_F(HarnessSentencePiece, PartsAreTokensOfOneTextForGemma) {
+  if (!std::filesystem::exists(gemma_model()))
+    GTEST_SKIP() << "needs " << gemma_model() << " (scripts/test downloads it)";
+  expect_one_text(open_engine(std::uint64_t{1} << 26, gemma_model())->text());
 }
 
 // A small memory that contexts under way would fill: each item is answered all the same, as alone.

@@ -221,9 +221,19 @@ TEST(WeightFile, LockedWeightsAreLocked) {
   }
 }
 
+TEST(WeightFile, FoldersThatAreMissingAreMade) {
+  const TemporaryFile file(make_random_model(small_spec()));
+  const TemporaryFolder above;
+  const std::string folder = above.path() + "/new/below";
+  load(file.path(), {.threads = 1, .weight_dir = folder});
+  EXPECT_EQ(files_in(folder).size(), 1u);
+  load(file.path(), {.threads = 1, .weight_dir = folder + "/"});
+  EXPECT_EQ(files_in(folder).size(), 1u);
+}
+
 TEST(WeightFile, FoldersThatWillNotDo) {
   const TemporaryFile file(make_random_model(small_spec()));
-  for (const auto& [folder, what] : {std::pair{"/nowhere/at/all", "make the folder"},
+  for (const auto& [folder, what] : {std::pair{"/dev/null/below", "make the folder"},
                                      std::pair{"/dev/null", "no folder"}, std::pair{"/proc", "/proc"}}) {
     const auto model = load_model({.model = file.path(), .weight_dir = folder}, {});
     ASSERT_FALSE(model.ok()) << folder;

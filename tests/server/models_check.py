@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -334,8 +335,14 @@ def check_bad_folders(models, folder):
     for name, content in (("text.gguf", b"hello\n"), ("empty.gguf", b""), ("notes.txt", b"hello\n"), ("mmproj-x.gguf", b"x")):
         with open(os.path.join(mixed, name), "wb") as file:
             file.write(content)
+    # The header of a LoRA adapter, which is no model, and not one that cannot be loaded either.
+    text = lambda value: struct.pack("<Q", len(value)) + value.encode()
+    with open(os.path.join(mixed, "adapter.gguf"), "wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("general.type") + struct.pack("<I", 8) + text("adapter"))
     with started(models.kvasir, "--models-dir", mixed, "--kv-memory", "8MiB") as server:
         now = states(server)
+        said = [line for line in server.lines if "adapter.gguf" in line]
+        assert len(said) == 1 and "LoRA adapters" in said[0], server.lines
         assert list(now) == ["good", "cut", "dangling", "empty", "nested", "text"], now  # the first that is usable is the default
         for name in ("cut", "dangling", "empty", "text"):
             assert now[name]["state"] == "failed" and now[name]["reason"] and mixed not in now[name]["reason"], now[name]

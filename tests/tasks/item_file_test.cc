@@ -46,6 +46,22 @@ TEST(ItemFile, Json) {
   EXPECT_EQ(items_in(R"({"x": {"a": 1}, "y": {"id": 2}})", ".json"), (Texts{R"({"a":1,"id":"x"})", R"({"id":2})"}));
 }
 
+TEST(ItemFile, PlacesAreThoseThatAPersonLooksFor) {
+  const auto places = [](const std::string& text, const std::string& name, const Texts& columns = {}) {
+    const Result<ItemFile> items = ItemFile::parse(text, name, columns);
+    EXPECT_TRUE(items.ok()) << items.status().message();
+    Texts found;
+    for (std::size_t i = 0; items.ok() && i < items->size(); ++i) found.push_back(items->place(i));
+    return found;
+  };
+  EXPECT_EQ(places("\n{}\n\n{}\n", "a.jsonl"), (Texts{"line 2", "line 4"}));
+  EXPECT_EQ(places("a,b\n1,2\n3,4\n", "a.csv"), (Texts{"row 2", "row 3"}));
+  EXPECT_EQ(places("1,2\n3,4\n", "a.csv", {"a", "b"}), (Texts{"row 1", "row 2"}));
+  EXPECT_EQ(places("[{}, {}]", "a.json"), (Texts{"item 1", "item 2"}));
+  EXPECT_EQ(places(R"({"data": [{}, {}]})", "a.json"), (Texts{"item 1", "item 2"}));
+  EXPECT_EQ(places(R"({"x": {}, "y": {}})", "a.json"), (Texts{"item 'x'", "item 'y'"}));
+}
+
 TEST(ItemFile, CsvWithNamesInItsFirstRow) {
   EXPECT_EQ(items_in("a,b\n1,2\n3,4\n", ".csv"), (Texts{R"({"a":"1","b":"2"})", R"({"a":"3","b":"4"})"}));
 }

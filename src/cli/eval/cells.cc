@@ -148,17 +148,17 @@ class Runs : public CellRuns {
         if (done > before) bar.update(done, total, "questions");  // nothing is known of the time left before
         return !interrupted();
       };
+      run.partial = &cell.questions;
       Result<std::vector<QuestionResult>> results = run_task(*subject_, run);
-      if (results.status().code() == StatusCode::kIo && plan_.endpoint && !log)
-        return results.status().with_message(
-            fmt::format("{}; with --out FOLDER the answers before it are kept", results.status().message()));
-      if (!results.ok()) return results.status();
-      cell.questions = std::move(*results);
+      cell.ended = results.status();
+      if (results.ok()) cell.questions = std::move(*results);
     }
+    for (const TaskItem& item : data_[task].items) cell.of_items += item.questions.size();
     cell.summary = summarize(asked, cell.questions);
     cell.json["command"] = plan_.command;
     cell.json["summary"] = to_json(cell.summary);
-    if (!stem.empty()) KVASIR_RETURN_IF_ERROR(write_cell(cell.json, stem + ".json"));
+    if (!cell.ended.ok()) cell.json["unasked"] = cell.of_items - cell.questions.size();
+    if (!stem.empty() && cell.ended.ok()) KVASIR_RETURN_IF_ERROR(write_cell(cell.json, stem + ".json"));
     return cell;
   }
 
@@ -217,6 +217,19 @@ Result<std::unique_ptr<CellRuns>> CellRuns::create(CellPlan plan) {
   return Result<std::unique_ptr<CellRuns>>(std::move(runs));
 }
 
+Status ended_early(const Cell& cell, std::size_t number, std::size_t count, bool kept) {
+  std::string where = fmt::format(
+      "in cell {} of {} ({} under {})", number, count, printable(cell.json["task"].get<std::string>(), 100),
+      cell.setting.policy.empty() ? "the server"
+                                  : printable(run_name(cell.setting.policy, cell.setting.codec, true), 200));
+  if (cell.of_items > 0) where += fmt::format(" after {} of {} questions", cell.questions.size(), cell.of_items);
+  const std::string_view rest = kept ? "the same command runs the rest"
+                                     : "no answer was stored: with --out FOLDER the same command runs the rest";
+  if (cell.ended.code() == StatusCode::kCancelled)
+    return cell.ended.with_message(fmt::format("stopped {}; {}", where, rest));
+  return cell.ended.with_message(fmt::format("{}; ended {}; {}", cell.ended.message(), where, rest));
+}
+
 Status without_answers(const std::vector<std::vector<Cell>>& cells) {
   for (const std::vector<Cell>& of_task : cells)
     for (const Cell& cell : of_task)
@@ -238,19 +251,21 @@ std::string rows_of(const Cell& cell, bool header) {
     out = fmt::format("{:<22} {:<36} {:<6} {:<20} {:>8} {:>7} {:>5} {:>6} {:>9}\n", "task", "policy", "codec", "metric",
                       "mean", "+-", "n", "kept", "KV mean");
   for (const auto& [metric, mean] : summary.metrics)
-    out += fmt::format("{:<22} {:<36} {:<6} {:<20} {:>8.4f} {:>7} {:>5} {:>6.0f} {:>9}\n", task, printable(policy, 36),
-                       printable(codec, 20), metric, mean.mean, error_of(mean), mean.count, summary.kept_mean,
-                       human_bytes(static_cast<std::uint64_t>(summary.kv_bytes_mean)));
+    out += fmt::format("{:<22} {:<36} {:<6} {:<20} {:>8.4f} {:>7} {:>5} {:>6} {:>9}\n", task, printable(policy, 36),
+                       printable(codec, 20), metric, mean.mean, error_of(mean), mean.count,
+                       summary.kept_mean ? fmt::format("{:.0f}", *summary.kept_mean) : "-",
+                       summary.kv_bytes_mean ? human_bytes(static_cast<std::uint64_t>(*summary.kv_bytes_mean)) : "-");
   const auto acc = summary.metrics.find("acc");
-  if (summary.chance && acc != summary.metrics.end() && acc->second.mean - *summary.chance < 2 * acc->second.error)
+  if (summary.chance && acc != summary.metrics.end() && !(acc->second.mean - *summary.chance >= 2 * acc->second.error))
     out += fmt::format("  no better than chance ({:.3f}): no verdict\n", *summary.chance);
   if (summary.failed > 0) {
     const auto first = std::ranges::find_if(cell.questions, [](const QuestionResult& r) { return !r.error.empty(); });
     out += fmt::format("  {} of {} questions have no answer and count as wrong; the first: {}\n", summary.failed,
                        summary.questions, printable(first->error, 300));
   }
-  if (summary.shortened > 0)
-    out += fmt::format("  {} of {} prompts were shortened to fit the context\n", summary.shortened, summary.questions);
+  if (!cell.ended.ok()) out += fmt::format("  ended early: {} of {} questions\n", summary.questions, cell.of_items);
+  if (summary.shortened.value_or(0) > 0)
+    out += fmt::format("  {} of {} prompts were shortened to fit the context\n", *summary.shortened, summary.questions);
   return out;
 }
 

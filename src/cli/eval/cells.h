@@ -36,6 +36,8 @@ struct Cell {
   Json json;
   TaskSummary summary;
   std::vector<QuestionResult> questions;
+  Status ended;              // why the run ended early, with the questions so far; ok: the cell is whole
+  std::size_t of_items = 0;  // questions that a whole cell has
 };
 
 // Returns a task by its built-in name, or from its definition's file (.json).
@@ -61,9 +63,14 @@ class CellRuns {
   static Result<std::unique_ptr<CellRuns>> create(CellPlan plan);
 
   virtual Json subject() const = 0;
-  // Runs a cell, or the rest of it, with a progress bar. Errors: kCancelled after an interrupt; those of run_task.
+  // Runs a cell, or the rest of it, with a progress bar. A run that ends early, such as by an interrupt or with its
+  // server, gives a cell that says so. Errors: those of the cell's files.
   virtual Result<Cell> run(std::size_t task, std::size_t setting) = 0;
 };
+
+// Returns the status of a run that ended early with this cell, number `number` (from 1) of `count`: one line with how
+// far it came and how to go on. `kept`: its answers are in a folder. REQUIRES: !cell.ended.ok().
+Status ended_early(const Cell& cell, std::size_t number, std::size_t count, bool kept);
 
 // Returns an error if no question of a cell has an answer: a table of zeros is no result. `cells`: [task][setting].
 Status without_answers(const std::vector<std::vector<Cell>>& cells);

@@ -24,10 +24,18 @@ std::string family_of(const std::string& policy) {
   return policy.substr(0, policy.find(':'));
 }
 
+// REQUIRES: they are known.
+double kv_mebibytes(const TaskSummary& summary) {
+  return *summary.kv_bytes_mean / (1 << 20);
+}
+
 report::Table table_of(const std::vector<Cell>& cells, const std::string& metric) {
   report::Table table;
   table.title = metric;
-  table.note = fmt::format("The difference is taken from {}, question by question.", setting_name(cells.front()));
+  table.note = fmt::format(
+      "The difference is taken from {}, question by question. Standard errors take questions on one context as one "
+      "draw.",
+      setting_name(cells.front()));
   table.header = {"policy",     "codec",       "mean", "standard error", "n",
                   "difference", "error of it", "kept", "KV MiB",         "seconds"};
   table.align = {report::Align::kLeft, report::Align::kLeft};
@@ -38,8 +46,9 @@ report::Table table_of(const std::vector<Cell>& cells, const std::string& metric
     table.rows.push_back({cell.setting.policy, cell.setting.codec, fmt::format("{:.4f}", found->second.mean),
                           std::isnan(found->second.error) ? "-" : fmt::format("{:.4f}", found->second.error),
                           fmt::format("{}", found->second.count), fmt::format("{:.4f}", difference.mean),
-                          fmt::format("{:.4f}", difference.error), fmt::format("{:.0f}", cell.summary.kept_mean),
-                          fmt::format("{:.2f}", cell.summary.kv_bytes_mean / (1 << 20)),
+                          std::isnan(difference.error) ? "-" : fmt::format("{:.4f}", difference.error),
+                          cell.summary.kept_mean ? fmt::format("{:.0f}", *cell.summary.kept_mean) : "-",
+                          cell.summary.kv_bytes_mean ? fmt::format("{:.2f}", kv_mebibytes(cell.summary)) : "-",
                           fmt::format("{:.1f}", cell.summary.wall_seconds)});
   }
   return table;
@@ -107,8 +116,8 @@ report::Report cells_report(const std::vector<std::vector<Cell>>& cells) {
     for (const Cell& cell : column)
       for (const auto& [name, mean] : cell.summary.metrics) metrics.insert(name);
     for (const std::string& metric : metrics) {
-      section.blocks.push_back(chart_of(column, metric, "KV MiB",
-                                        [](const TaskSummary& summary) { return summary.kv_bytes_mean / (1 << 20); }));
+      if (std::ranges::all_of(column, [](const Cell& cell) { return cell.summary.kv_bytes_mean.has_value(); }))
+        section.blocks.push_back(chart_of(column, metric, "KV MiB", kv_mebibytes));
       section.blocks.push_back(
           chart_of(column, metric, "seconds", [](const TaskSummary& summary) { return summary.wall_seconds; }));
       section.blocks.push_back(table_of(column, metric));

@@ -63,6 +63,12 @@ Status check_kv_types(std::span<const std::string> kv_types) {
   return {};
 }
 
+Status check_kv_types(std::span<const std::string> kv_types, const LoadedModel& model) {
+  for (const std::string& type : kv_types)
+    KVASIR_RETURN_IF_ERROR(kv_cache_shape(model.config, type, model.options.page_slots).status());
+  return {};
+}
+
 std::string run_name(const std::string& policy, const std::string& codec, bool codecs_differ) {
   return codecs_differ ? policy + " " + codec : policy;
 }

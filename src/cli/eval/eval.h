@@ -32,6 +32,8 @@ void add_report_option(CLI::App& command, std::string& file);                   
 Status check_policies(std::vector<std::string>& policies, bool evaluation_only);
 // Checks every codec before any work. Errors: kInvalidArgument.
 Status check_kv_types(std::span<const std::string> kv_types);
+// Checks that the model can have pages of every codec. Errors: as kv_cache_shape.
+Status check_kv_types(std::span<const std::string> kv_types, const LoadedModel& model);
 // Returns a run's name in charts: the policy, with the codec if codecs differ.
 std::string run_name(const std::string& policy, const std::string& codec, bool codecs_differ);
 // Warns on standard error that a policy dropped nothing a pass would have seen, so its figures are those of `full`.

@@ -47,13 +47,21 @@ class MatrixRuns {
   }
 
   const std::vector<std::vector<Cell>>& cells() const { return cells_; }
+  std::size_t cells_taken() const { return taken_; }
 
  private:
+  // Prints and keeps a cell. Errors: that of a run which ended early.
   Status take(std::size_t task, Cell cell) {
-    if (!options_.json) KVASIR_RETURN_IF_ERROR(print(rows_of(cell, !begun_)));
-    begun_ = true;
+    const Status ended = cell.ended.ok() ? Status() : ended_early(cell);
+    if (cell.questions.empty()) return ended;
+    if (!options_.json) KVASIR_RETURN_IF_ERROR(print(rows_of(cell, taken_ == 0)));
+    ++taken_;
     cells_[task].push_back(std::move(cell));
-    return {};
+    return ended;
+  }
+
+  Status ended_early(const Cell& cell) const {
+    return cli::ended_early(cell, taken_ + 1, matrix_.tasks.size() * matrix_.settings.size(), true);
   }
 
   Status run_tasks() {
@@ -86,6 +94,8 @@ class MatrixRuns {
     EngineOptions engine = options_.engine;
     engine.kv_type = matrix_.settings.front().codec;
     KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, open_model(engine));
+    for (const CacheSetting& setting : matrix_.settings)
+      KVASIR_RETURN_IF_ERROR(check_kv_types(std::span(&setting.codec, 1), *model));
     for (std::size_t t = 0; t < matrix_.tasks.size(); ++t) {
       const MatrixTask& each = matrix_.tasks[t];
       if (each.text.empty()) continue;
@@ -93,9 +103,11 @@ class MatrixRuns {
       const std::span<const CacheSetting> settings = matrix_.settings;
       for (std::size_t first = 0, last = 0; first < settings.size(); first = last) {
         while (last < settings.size() && settings[last].policy == settings[first].policy) ++last;
-        KVASIR_ASSIGN_OR_RETURN(std::vector<Cell> cells,
-                                run_perplexity(model, each, tokens, settings.subspan(first, last - first)));
-        for (Cell& cell : cells) KVASIR_RETURN_IF_ERROR(take(t, std::move(cell)));
+        Result<std::vector<Cell>> cells = run_perplexity(model, each, tokens, settings.subspan(first, last - first));
+        if (cells.status().code() == StatusCode::kCancelled)
+          return ended_early({.setting = settings[first], .json = {{"task", "perplexity"}}, .ended = cells.status()});
+        KVASIR_RETURN_IF_ERROR(cells.status());
+        for (Cell& cell : *cells) KVASIR_RETURN_IF_ERROR(take(t, std::move(cell)));
       }
     }
     return {};
@@ -144,6 +156,7 @@ class MatrixRuns {
     options.prefill = task.prefill;
     options.chunk = task.prefill > 0 ? 256 : 1;
     options.compare_full = true;
+    options.keep_nlls = true;
     for (std::size_t i = 0; i < settings.size(); ++i) {
       cells[i] = find_cell(path_of(*model, task, tokens, settings[i]), header_of(*model, task, tokens, settings[i]),
                            settings[i]);
@@ -209,7 +222,7 @@ class MatrixRuns {
       const auto kld = json.at("tokens").at("kld").get<std::vector<double>>();
       if (nll.empty() || nll.size() != kld.size()) return {};
       for (std::size_t i = 0; i < nll.size(); ++i) {
-        QuestionResult token{.item = i};
+        QuestionResult token{.item = i, .cluster = i};
         token.scores = {{"kld", kld[i]}, {"nll", nll[i]}};
         cell.questions.push_back(std::move(token));
       }
@@ -219,7 +232,7 @@ class MatrixRuns {
       cell.summary.questions = std::ssize(nll);
       cell.summary.kept_mean = summary.at("kept_mean").get<double>();
       cell.summary.kv_bytes_max = summary.at("kv_bytes_max").get<std::uint64_t>();
-      cell.summary.kv_bytes_mean = static_cast<double>(cell.summary.kv_bytes_max);
+      cell.summary.kv_bytes_mean = static_cast<double>(*cell.summary.kv_bytes_max);
       cell.summary.wall_seconds = summary.at("wall_seconds").get<double>();
       summary["metrics"] = to_json(cell.summary).at("metrics");
       cell.json = std::move(json);
@@ -233,7 +246,7 @@ class MatrixRuns {
   Matrix matrix_;
   std::string command_;
   std::vector<std::vector<Cell>> cells_;
-  bool begun_ = false;
+  std::size_t taken_ = 0;
 };
 
 Status eval_matrix(MatrixCommand options, const CommandLine& line) {
@@ -250,6 +263,13 @@ Status eval_matrix(MatrixCommand options, const CommandLine& line) {
   }
   KVASIR_RETURN_IF_ERROR(check_policies(policies, false));
   KVASIR_RETURN_IF_ERROR(check_kv_types(codecs));
+  for (const MatrixTask& each : matrix->tasks) {
+    if (!each.text.empty()) continue;
+    KVASIR_ASSIGN_OR_RETURN(const EvalTask task, find_task(each.task));
+    for (const std::string& field : each.given)
+      KVASIR_RETURN_IF_ERROR(
+          check_option(field == "data" ? "file" : field, fmt::format("'{}'", field), std::span(&task, 1)));
+  }
   if (options.out.empty())
     options.out =
         (std::filesystem::path(options.grid).parent_path() / std::filesystem::path(options.grid).stem()).string() +
@@ -260,13 +280,17 @@ Status eval_matrix(MatrixCommand options, const CommandLine& line) {
   const std::string report = options.report, out = options.out;
   const bool json = options.json;
   MatrixRuns runs(std::move(options), *matrix, command_text(line));
-  KVASIR_RETURN_IF_ERROR(runs.run());
-  KVASIR_RETURN_IF_ERROR(write_report(cells_report(runs.cells()), report));
-  const Status status = without_answers(runs.cells());
+  Status status = runs.run();
+  const bool whole = status.ok();
+  if (whole) {
+    KVASIR_RETURN_IF_ERROR(write_report(cells_report(runs.cells()), report));
+    status = without_answers(runs.cells());
+  }
   if (!json) {
-    note("kvasir: results in {}, a page about them in {}\n", printable(out, 500), printable(report, 500));
+    if (whole) note("kvasir: results in {}, a page about them in {}\n", printable(out, 500), printable(report, 500));
     return status;
   }
+  if (!whole && runs.cells_taken() == 0) return status;  // there is nothing to print
   Json cells = Json::array();
   for (const std::vector<Cell>& column : runs.cells())
     for (const Cell& cell : column) cells.push_back(cell.json);

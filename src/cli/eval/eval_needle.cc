@@ -64,6 +64,7 @@ Status eval_needle(NeedleCommand options) {
   KVASIR_RETURN_IF_ERROR(check_report(options.report, std::vector{options.engine.model, options.file}));
   KVASIR_ASSIGN_OR_RETURN(const std::string text, read_text(options.file));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, open_model(options.engine));
+  KVASIR_RETURN_IF_ERROR(check_kv_types(options.kv_types, *model));
   for (const std::string& policy : options.policies) note_policy(policy, model->config.governed().kv_heads);
   KVASIR_ASSIGN_OR_RETURN(const NeedlePrompts prompts, NeedlePrompts::create(*model->tokenizer, text, options.needle));
   catch_interrupts();

@@ -104,6 +104,10 @@ Json to_json(const std::string& file, const PerplexityResult& r) {
     json["kld_p99"] = r.full->kld_p99;
     json["top1_agree"] = r.full->top1_agree;
   }
+  if (r.difference) {
+    json["nll_difference"] = r.difference->mean;
+    json["nll_difference_error"] = r.difference->error;
+  }
   json["kv_bytes_peak"] = r.kv_bytes_peak;
   json["kept_max"] = r.kept_max;
   json["kept_mean"] = r.kept_mean;
@@ -168,6 +172,20 @@ class PerplexityTable {
     return headings_ ? print(fmt::format("{}{}\n", header(), printable(heading, 110))) : Status();
   }
 
+  // Prints how the runs of one text differ from the first of them, in a table of its own: the other is full.
+  Status add_differences(std::span<const PerplexityResult> runs) {
+    std::string out;
+    for (const PerplexityResult& r : runs) {
+      if (!r.difference) continue;
+      if (out.empty())
+        out = fmt::format("nats per token more than {}, token by token:\n",
+                          printable(run_name(runs.front().policy, runs.front().codec, true), 80));
+      out += fmt::format("  {:<{}} {:>{}} {:>+9.5f} +- {:.5f}\n", r.policy, width_, r.codec, codec_width_,
+                         r.difference->mean, r.difference->error);
+    }
+    return out.empty() ? Status() : print(out);
+  }
+
   Status add(const PerplexityResult& r) {
     std::string out = header();
     std::string name = r.policy;
@@ -216,6 +234,7 @@ Status check_options(PerplexityCommand& options) {
     KVASIR_RETURN_IF_ERROR(add_demote_dir(policy, options.engine));
   KVASIR_RETURN_IF_ERROR(check_kv_types(options.perplexity.kv_types));
   options.engine.kv_type = options.perplexity.kv_types.front();
+  options.perplexity.keep_nlls = options.perplexity.policies.size() * options.perplexity.kv_types.size() > 1;
   std::vector<std::string> inputs = options.files;
   inputs.push_back(options.engine.model);
   return check_report(options.report, inputs);
@@ -248,9 +267,11 @@ Result<std::vector<PerplexityResult>> run_text(const std::shared_ptr<LoadedModel
     }
     for (PerplexityResult& result : done) {
       if (!options.json) KVASIR_RETURN_IF_ERROR(table.add(result));
+      if (!results.empty()) result.difference = nll_difference(result, results.front());
       results.push_back(std::move(result));
     }
   }
+  if (!options.json) KVASIR_RETURN_IF_ERROR(table.add_differences(results));
   return results;
 }
 
@@ -301,6 +322,8 @@ std::vector<PerplexityResult> pool(const std::vector<TextRuns>& texts) {
     std::vector<PerplexityResult> of_policy;
     for (const TextRuns& text : texts) of_policy.push_back(text.runs[policy]);
     pooled.push_back(pool_perplexity(of_policy));
+    pooled.back().difference.reset();
+    if (policy > 0) pooled.back().difference = nll_difference(pooled.back(), pooled.front());
   }
   return pooled;
 }
@@ -315,6 +338,7 @@ Status eval_perplexity(PerplexityCommand options) {
     contents.push_back(std::move(text));
   }
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, open_model(options.engine));
+  KVASIR_RETURN_IF_ERROR(check_kv_types(options.perplexity.kv_types, *model));
   for (const std::string& policy : options.perplexity.policies) note_policy(policy, model->config.governed().kv_heads);
   KVASIR_ASSIGN_OR_RETURN(const std::vector<Text> texts, prepare(paths, contents, *model->tokenizer, options));
   contents.clear();
@@ -334,6 +358,7 @@ Status eval_perplexity(PerplexityCommand options) {
   if (!options.json && !pooled.empty()) {
     KVASIR_RETURN_IF_ERROR(table.begin_text(fmt::format("{} {} texts", kAllTexts, texts.size())));
     for (const PerplexityResult& result : pooled) KVASIR_RETURN_IF_ERROR(table.add(result));
+    KVASIR_RETURN_IF_ERROR(table.add_differences(pooled));
   }
   if (!options.report.empty())
     KVASIR_RETURN_IF_ERROR(write_report(perplexity_report(*model, options.perplexity, done, pooled), options.report));

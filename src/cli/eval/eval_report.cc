@@ -86,7 +86,9 @@ Table summary_table(std::span<const PerplexityResult> runs, const std::string& n
   const bool compared = runs.front().full.has_value();
   Table table{
       .title = "Runs", .note = note, .header = {"policy", "codec", "tokens", "ppl", "± error", "nats per token"}};
+  const bool paired = runs.size() > 1 && runs[1].difference;
   if (compared) table.header.insert(table.header.end(), {"KL mean", "KL p99", "top-1"});
+  if (paired) table.header.insert(table.header.end(), {"nats more than the first", "± of them"});
   for (const char* name : {"kept, mean", "kept, most", "dead slots", "KV peak", "ms/token", "forward ms", "cache ms"})
     table.header.emplace_back(name);
   table.align = names_and_numbers(table.header.size());
@@ -101,6 +103,9 @@ Table summary_table(std::span<const PerplexityResult> runs, const std::string& n
     if (compared)
       row.insert(row.end(), {fmt::format("{:.5f}", r.full->kld_mean), fmt::format("{:.4f}", r.full->kld_p99),
                              fmt::format("{:.2f}%", r.full->top1_agree * 100)});
+    if (paired)
+      row.insert(row.end(), {r.difference ? fmt::format("{:.5f}", r.difference->mean) : "-",
+                             r.difference ? fmt::format("{:.5f}", r.difference->error) : "-"});
     row.insert(row.end(),
                {fmt::format("{:.1f}", r.kept_mean), grouped(r.kept_max), fmt::format("{:.1f}%", r.dead_share * 100),
                 human_bytes(r.kv_bytes_peak), fmt::format("{:.3f}", r.tpot_ms), fmt::format("{:.3f}", r.forward_ms),

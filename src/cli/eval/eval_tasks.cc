@@ -39,8 +39,28 @@ Status list_tasks() {
   return print(out);
 }
 
+// Refuses options that were typed and change nothing.
+Status check_effects(const CLI::App& command, const TasksCommand& options) {
+  std::vector<EvalTask> tasks;
+  for (const CellTask& each : options.plan.tasks) tasks.push_back(each.task);
+  for (const auto& [option, typed] :
+       {std::pair("file", "--data"), std::pair("shots", "--shots"), std::pair("tokens", "--tokens"),
+        std::pair("count", "--count"), std::pair("seed", "--seed"), std::pair("depths", "--depths"),
+        std::pair("filler", "--file")})
+    if (command.count(typed) > 0) KVASIR_RETURN_IF_ERROR(check_option(option, typed, tasks));
+  const bool asks_server = !options.endpoint.url.empty();
+  for (const char* typed : {"--endpoint-model", "--body", "--timeout"})
+    if (!asks_server && command.count(typed) > 0)
+      return invalid_argument("{} is for requests to a server: give its address with --endpoint", typed);
+  for (const char* typed : {"--kv", "--kv-type"})
+    if (asks_server && command.count(typed) > 0)
+      return invalid_argument("{} is for a model: an endpoint has a cache of its own (--body adds fields to requests)",
+                              typed);
+  return {};
+}
+
 // Fills in the plan from what was typed.
-Status complete(TasksCommand& options) {
+Status complete(const CLI::App& command, TasksCommand& options) {
   if (options.tasks.empty()) return invalid_argument("name a task; --list shows those that are built in");
   CellPlan& plan = options.plan;
   for (const std::string& name : options.tasks) {
@@ -49,15 +69,11 @@ Status complete(TasksCommand& options) {
     if (find_generated_task(task.name) != nullptr) data.file.clear();  // of the other tasks
     plan.tasks.push_back({std::move(task), std::move(data), options.filler});
   }
+  KVASIR_RETURN_IF_ERROR(check_effects(command, options));
   KVASIR_ASSIGN_OR_RETURN(plan.ask.reading, reading_from_name(options.reading));
   if (options.data.limit < 0) return invalid_argument("--limit {} is below 0 (all items)", options.data.limit);
   if (plan.ask.room < 0) return invalid_argument("--ctx {} is below 0 (the trained context)", plan.ask.room);
-  if (!options.body.empty() && options.endpoint.url.empty())
-    return invalid_argument("--body is for requests to a server: give its address with --endpoint");
   if (!options.endpoint.url.empty()) {
-    if (!options.policies.empty())
-      return invalid_argument(
-          "--kv is for a model: an endpoint has a cache of its own (--body adds fields to requests)");
     if (!options.body.empty()) options.endpoint.body = Json::parse(options.body, nullptr, false);
     if (!options.body.empty() && !options.endpoint.body.is_object())
       return invalid_argument("--body must be a JSON object");
@@ -72,23 +88,29 @@ Status complete(TasksCommand& options) {
   return {};
 }
 
-Status eval_tasks(TasksCommand options, const CommandLine& line) {
+Status eval_tasks(const CLI::App& command, TasksCommand options, const CommandLine& line) {
   if (options.list) return list_tasks();
-  KVASIR_RETURN_IF_ERROR(complete(options));
+  KVASIR_RETURN_IF_ERROR(complete(command, options));
   KVASIR_RETURN_IF_ERROR(check_report(options.report, std::vector{options.plan.engine.model, options.data.file}));
   options.plan.command = command_text(line);
   const std::size_t tasks = options.plan.tasks.size(), settings = options.plan.settings.size();
-  catch_interrupts();
+  const bool kept = !options.plan.out.empty();
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<CellRuns> runs, CellRuns::create(std::move(options.plan)));
+  catch_interrupts();
   std::vector<std::vector<Cell>> cells(tasks);
-  for (std::size_t i = 0; i < tasks * settings; ++i) {
+  Status status;
+  for (std::size_t i = 0; i < tasks * settings && status.ok(); ++i) {
     KVASIR_ASSIGN_OR_RETURN(Cell cell, runs->run(i / settings, i % settings));
+    if (!cell.ended.ok()) status = ended_early(cell, i + 1, tasks * settings, kept);
+    if (cell.questions.empty()) break;
     if (!options.json) KVASIR_RETURN_IF_ERROR(print(rows_of(cell, i == 0)));
     cells[i / settings].push_back(std::move(cell));
   }
-  const Status status = without_answers(cells);
-  if (!options.report.empty()) KVASIR_RETURN_IF_ERROR(write_report(cells_report(cells), options.report));
-  if (!options.json) return status;
+  if (status.ok()) {
+    status = without_answers(cells);
+    if (!options.report.empty()) KVASIR_RETURN_IF_ERROR(write_report(cells_report(cells), options.report));
+  }
+  if (!options.json || cells.front().empty()) return status;
   Json all = Json::array();
   for (std::vector<Cell>& of_task : cells)
     for (Cell& cell : of_task) {
@@ -122,6 +144,10 @@ void add_endpoint_options(CLI::App& command, TasksCommand& options) {
       ->envname("KVASIR_ENDPOINT_KEY")
       ->type_name("KEY");
   command.add_option("--body", options.body, "Fields added to every request to the server")->type_name("JSON");
+  command.add_option("--timeout", options.endpoint.timeout_seconds, "Seconds that the server may take for a request")
+      ->check(CLI::Range(0.1, 1e6))
+      ->type_name("SECONDS")
+      ->capture_default_str();
 }
 
 }  // namespace
@@ -161,7 +187,7 @@ void add_eval_tasks(CLI::App& eval, Outcome& outcome) {
       ->type_name("FOLDER");
   add_report_option(*command, options->report);
   command->add_flag("--json", options->json, "One JSON object on standard output, with every answer");
-  command->callback([options, &outcome] { outcome.status = eval_tasks(*options, outcome.line); });
+  command->callback([options, command, &outcome] { outcome.status = eval_tasks(*command, *options, outcome.line); });
 }
 
 }  // namespace kvasir::cli

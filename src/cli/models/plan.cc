@@ -91,7 +91,8 @@ Status plan(PlanOptions options) {
   KVASIR_ASSIGN_OR_RETURN(const ModelConfig config, read_model_config(file));
   KVASIR_ASSIGN_OR_RETURN(const WeightMap weights, map_weights(file, config));
   const std::uint64_t weight_bytes = cpu_weight_bytes(weights.parts);
-  KVASIR_ASSIGN_OR_RETURN(const AdapterFiles adapters, open_adapters(options.lora, config, weights, true));
+  KVASIR_ASSIGN_OR_RETURN(const AdapterFiles adapters,
+                          open_adapters(options.lora, config, weights, AdapterReading::kHeaders));
   BackendShape sizes = backend_shape(config);
   sizes.adapter_ranks = adapters.ranks();
   KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, kv_cache_shape(config, options.kv_type, options.page_slots));

@@ -57,7 +57,8 @@ Result<PlannedModel> plan_served_model(const ModelSettings& settings, std::uint6
   planned.summary.vocabulary = config.vocabulary;
   planned.summary.sampling = sampling_from_gguf(file);
   planned.summary.weight_bytes = cpu_weight_bytes(weights.parts);
-  KVASIR_ASSIGN_OR_RETURN(const AdapterFiles adapters, open_adapters(options.lora, config, weights));
+  KVASIR_ASSIGN_OR_RETURN(const AdapterFiles adapters,
+                          open_adapters(options.lora, config, weights, AdapterReading::kSizes));
   planned.summary.adapters = summaries_of(adapters.adapters);
   planned.size.weights = planned.summary.weight_bytes + adapters.bytes();
   BackendShape sizes = backend_shape(config);

@@ -1,6 +1,6 @@
 #include "cli/serve/serve_models.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -17,8 +17,10 @@
 #include "cli/models/model_choice.h"
 #include "cli/serve/model_size.h"
 #include "cli/serve/serve_operations.h"
+#include "gguf/reader.h"
 #include "hub/choose_file.h"
 #include "hub/resolve.h"
+#include "model/keys.h"
 #include "retention/policy_spec.h"
 
 namespace kvasir::cli {
@@ -89,7 +91,12 @@ Result<ModelChoice> read_model_table(const ModelSources& sources, const std::vec
   return choice;
 }
 
-// Adds the models of a folder: its files, and its folders with a file in them.
+bool is_adapter(const std::string& path) {
+  const Result<gguf::File> file = gguf::File::open(path);
+  return file.ok() && !refuse_adapter(*file).ok();
+}
+
+// Adds the models of a folder: its files, and its folders with a file in them. Says which are adapters.
 Status add_folder(const std::string& folder, const ModelSettings& common, std::vector<ModelChoice>& models) {
   std::error_code error;
   std::vector<std::string> paths;
@@ -99,6 +106,7 @@ Status add_folder(const std::string& folder, const ModelSettings& common, std::v
     return invalid_argument("models-dir={}: the folder cannot be read: {}", printable(folder, 500), error.message())
         .about({"models_dir"});
   std::ranges::sort(paths);
+  std::vector<std::string> adapters;
   for (const std::string& path : paths) {
     ModelChoice choice;
     choice.settings = common;
@@ -119,8 +127,17 @@ Status add_folder(const std::string& folder, const ModelSettings& common, std::v
       if (const auto part = parse_part_name(path); part && part->place.number != 1) continue;
       choice.name = model_title(path, path);
     }
+    if (is_adapter(choice.settings.engine.model)) {
+      adapters.push_back(fs::path(choice.settings.engine.model).filename().string());
+      continue;
+    }
     models.push_back(std::move(choice));
   }
+  if (!adapters.empty())
+    note(
+        "kvasir: not offered, for they are LoRA adapters, which --lora or 'lora' in a table [[models]] adds to a "
+        "model: {}\n",
+        printable(fmt::format("{}", fmt::join(adapters, ", ")), 1000));
   return {};
 }
 

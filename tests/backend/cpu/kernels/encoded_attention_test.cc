@@ -20,6 +20,7 @@ struct EncodedScene {
   std::vector<Side> values;
   std::vector<float> q;
   std::vector<SlotMask> masks;  // [rows][entries]
+  float softcap = 0;            // AttentionPartial::softcap
 
   EncodedScene(const PageFormat& page_format, int row_count, int group_size, int entry_count, Random& random)
       : format(page_format), rows(row_count), group(group_size), entries(entry_count) {
@@ -59,6 +60,7 @@ struct EncodedScene {
     partial.formats = formats.data();
     partial.masks = live.data() + first * entries;
     partial.mask_row_stride = static_cast<std::size_t>(entries);
+    partial.softcap = softcap;
     if (exponentials != nullptr) {
       partial.weights = exponentials->of(0);
       partial.weight_stride = exponentials->weight_stride;
@@ -78,7 +80,7 @@ struct EncodedScene {
   double score(int number, int e, int s) const {
     double sum = 0;
     for (int d = 0; d < format.head_dim; ++d) sum += query(number, d) * of(keys, e, s * format.head_dim + d);
-    return sum;
+    return softcap == 0 ? sum : softcap * std::tanh(sum / double{softcap});
   }
 
   // How far codes of a group reach: from the least to the greatest element; of q8, the greatest magnitude.
@@ -92,7 +94,8 @@ struct EncodedScene {
     return (type == KvType::kQ8 ? magnitude : most - least) * 1.01;
   }
 
-  // How far a score may be off: for each dimension half a unit, of the largest query times scale, times the code.
+  // How far a score may be off: for each dimension half a unit, of the largest query times scale, times the code. A cap
+  // makes no difference larger, and rounds.
   double score_error(int number, int e) const {
     const int dims = format.head_dim;
     double size = 0, most = 0;
@@ -102,7 +105,7 @@ struct EncodedScene {
       size = std::max(size, magnitude);
     }
     // Sums of least elements and outliers are as large as the elements.
-    const double rounding = 4 * (dims + 8) * kEpsilon * size + 1e-12;
+    const double rounding = 4 * (dims + 8) * kEpsilon * size + 8 * kEpsilon * double{softcap} + 1e-12;
     if (!is_encoded(format.key)) return rounding;
     if (format.key == KvType::kQ8) {
       double codes = 0;
@@ -133,7 +136,7 @@ struct EncodedScene {
 
   std::string describe() const {
     return codec_name(format) + " dim " + std::to_string(format.head_dim) + " slots " + std::to_string(format.slots) +
-           " group " + std::to_string(group);
+           " group " + std::to_string(group) + " softcap " + std::to_string(softcap);
   }
 };
 
@@ -185,12 +188,14 @@ TEST_P(EncodedAttentionTest, ScoresAndValuesOfOneSlot) {
   EXPECT_LT(std::sqrt(squares / count), 0.2) << "errors are those of rounding, which cancel out";
 }
 
-TEST_P(EncodedAttentionTest, IsTheSoftmaxOfWhatPagesStandFor) {
+// `cap_of`: AttentionPartial::softcap by the number of the group's queries.
+void expect_softmax(const KernelTable& table, const std::function<float(int)>& cap_of) {
   Random random(18);
   for_each_shape([&](const PageFormat& format, int group) {
-    const EncodedScene scene(format, 2, group, 3, random);
+    EncodedScene scene(format, 2, group, 3, random);
+    scene.softcap = cap_of(group);
     Exponentials exponentials(2 * group, 3, format.slots);
-    const State state = scene.attend(table(), 0, 2, scene.masks, &exponentials);
+    const State state = scene.attend(table, 0, 2, scene.masks, &exponentials);
     EXPECT_TRUE(exponentials.weights.intact() && exponentials.maxima.intact());
     for (int i = 0; i < 2 * group; ++i) {
       double highest = -1e30, sum = 0, score_error = 0;
@@ -239,6 +244,15 @@ TEST_P(EncodedAttentionTest, IsTheSoftmaxOfWhatPagesStandFor) {
       }
     }
   });
+}
+
+TEST_P(EncodedAttentionTest, IsTheSoftmaxOfWhatPagesStandFor) {
+  expect_softmax(table(), [](int) { return 0.0F; });
+}
+
+// A cap that most scores reach, and one that bends some.
+TEST_P(EncodedAttentionTest, IsTheSoftmaxOfCappedScores) {
+  expect_softmax(table(), [](int group) { return group % 2 == 1 ? 2.0F : 30.0F; });
 }
 
 TEST_P(EncodedAttentionTest, ARowIsTheSameBitsWhateverRowsAreBeside) {
