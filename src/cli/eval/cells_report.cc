@@ -24,6 +24,11 @@ std::string family_of(const std::string& policy) {
   return policy.substr(0, policy.find(':'));
 }
 
+// Whether the questions of a cell are the tokens of texts.
+bool scores_tokens(const Cell& cell) {
+  return cell.json.value("task", "") == "perplexity";
+}
+
 // REQUIRES: they are known.
 double kv_mebibytes(const TaskSummary& summary) {
   return *summary.kv_bytes_mean / (1 << 20);
@@ -32,10 +37,10 @@ double kv_mebibytes(const TaskSummary& summary) {
 report::Table table_of(const std::vector<Cell>& cells, const std::string& metric) {
   report::Table table;
   table.title = metric;
-  table.note = fmt::format(
-      "The difference is taken from {}, question by question. Standard errors take questions on one context as one "
-      "draw.",
-      setting_name(cells.front()));
+  table.note = fmt::format("The difference is taken from {}, {}.", setting_name(cells.front()),
+                           scores_tokens(cells.front())
+                               ? "token by token"
+                               : "question by question. Standard errors take questions on one context as one draw");
   table.header = {"policy",     "codec",       "mean", "standard error", "n",
                   "difference", "error of it", "kept", "KV MiB",         "seconds"};
   table.align = {report::Align::kLeft, report::Align::kLeft};
@@ -124,7 +129,8 @@ report::Report cells_report(const std::vector<std::vector<Cell>>& cells) {
       if (column.front().summary.groups.size() > 1) section.blocks.push_back(groups_of(column, metric));
     }
     section.text =
-        fmt::format("{} questions. Command: {}", column.front().summary.questions, first.value("command", ""));
+        fmt::format("{} {}. Command: {}", column.front().summary.questions,
+                    scores_tokens(column.front()) ? "tokens scored" : "questions", first.value("command", ""));
   }
   return report;
 }
