@@ -37,8 +37,9 @@ TEST(QualityBudget, IsTheOptionThatHoldsTheSize) {
     EXPECT_EQ(budget->first(), each.first) << each.spec;
     EXPECT_EQ(budget->least(), each.least) << each.spec;
     EXPECT_EQ(budget->most(), each.most) << each.spec;
+    if (each.option == std::string_view("cap")) continue;  // its canonical form is a window
     for (const std::int64_t size : {budget->least(), budget->first(), budget->most()})
-      EXPECT_TRUE(budget->policy(size)->bound().has_value() || each.spec[0] == 's') << each.spec;
+      EXPECT_NE(budget->policy(size)->traits().spec.find(std::to_string(size)), std::string::npos) << each.spec;
   }
   const auto streaming = budget_of("streaming:sinks=4,window=508");
   EXPECT_EQ(streaming->policy(1024)->traits().spec, "streaming:sinks=4,window=1024");

@@ -216,19 +216,17 @@ INSTANTIATE_TEST_SUITE_P(Policies, QualityOf, ::testing::Range(0, 9));
 TEST(QualityRequests, ATightBoundEndsWithAPolicyThatDropsNothing) {
   for (const char* policy : {"streaming:sinks=4,window=60", "h2o:budget=64,recent=32"}) {
     SCOPED_TRACE(policy);
-    const RequestOptions options = promising(policy, {.kl = 1e-9, .every = 16, .stride = 1}, 90, 160);
+    const RequestOptions options = promising(policy, {.kl = 1e-9, .every = 16, .stride = 1}, 90, 200);
     const GenerateResult result = run_alone(options);
     const QualityReport& quality = *result.quality;
-    EXPECT_GE(quality.budget, result.prompt_tokens + 160);
+    EXPECT_GE(quality.budget, result.prompt_tokens + 200);
     EXPECT_FALSE(quality.held);
     ASSERT_GE(quality.budgets.size(), 2u);
-    for (std::size_t i = 1; i < quality.budgets.size(); ++i) {
+    for (std::size_t i = 1; i < quality.budgets.size(); ++i)
       EXPECT_GT(quality.budgets[i].budget, quality.budgets[i - 1].budget);
-      EXPECT_EQ(quality.budgets[i].token, 16 * static_cast<std::int64_t>(i)) << "a check without growth";
-    }
     // From there on the answer is full attention's: each further check adds samples of zero.
     const std::int64_t last = quality.budgets.back().token;
-    ASSERT_LT(last, 128);
+    ASSERT_LT(last, 192);
     RequestOptions shorter = options;
     shorter.generate.max_tokens = last + 1;
     shorter.quality->most = quality.budget;  // the same budgets, though the text is shorter
