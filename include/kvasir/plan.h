@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
+#include "kvasir/quality.h"
 #include "kvasir/status.h"
 
 namespace kvasir {
@@ -17,6 +19,7 @@ struct PlanRequest {
   std::int64_t max_tokens = -1;  // tokens to generate; -1: RequestPlan::most_tokens
   int samples = 1;               // share the prompt's whole pages if the policy keeps them all; then bytes are a bound
   int tenant = 0;                // its ceiling bounds the memory
+  std::optional<QualityOptions> quality = {};  // as RequestOptions::quality
 };
 
 // Bytes are those of `kvasir plan` for the same number of tokens.
@@ -41,7 +44,10 @@ struct RequestPlan {
   // Keys and values that the policy offloads (docs/policies/synckv.md), at most: in memory beside pages; in the file.
   std::uint64_t offload_bytes = 0;
   std::uint64_t offload_file_bytes = 0;
-  std::uint64_t bytes = 0;  // total at the peak: pages, tables, policy, demoted, offloaded
+  // With PlanRequest::quality: the figures above are those of the largest budget; besides, the rows to compare, and the
+  // full cache of the longest text.
+  std::uint64_t quality_bytes = 0;
+  std::uint64_t bytes = 0;  // total at the peak: pages, tables, policy, demoted, offloaded, quality
   bool exact = true;  // false: upper bounds; figures vary with the text or, for encoded pages, with other requests
   std::uint64_t bytes_per_token = 0;  // for one more token, if the policy has no bound
   std::uint64_t budget = 0;           // of the whole cache

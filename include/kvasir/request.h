@@ -24,6 +24,7 @@
 #include "kvasir/grammar.h"
 #include "kvasir/options.h"
 #include "kvasir/pooling.h"
+#include "kvasir/quality.h"
 #include "kvasir/result.h"
 #include "kvasir/status.h"
 
@@ -125,6 +126,10 @@ struct RequestOptions {
   // Whether thoughts leave the cache when they close, overriding the policy's option: "keep", "drop"; empty: as the
   // spec says.
   std::string thoughts;
+  // Moves the policy's budget so that the answer holds a bound on its distance from the full cache
+  // (docs/policies/quality.md). Without max_tokens the answer ends where the trained context does, or where the full
+  // cache beside it no longer fits. REQUIRES: one sample, no session, no pooling; a policy with a budget in tokens.
+  std::optional<QualityOptions> quality;
   GenerateOptions generate;  // `resume` has no effect
   // Continuations of the prompt, 1 to 64, numbered from 0; sample i has seed + i, at most 2^64 - 1. They share the
   // prompt's pages.

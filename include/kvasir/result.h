@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kvasir/finish_reason.h"
+#include "kvasir/quality.h"
 #include "kvasir/status.h"
 
 namespace kvasir {
@@ -161,6 +162,7 @@ struct EngineReport {
   std::int64_t prompt_tokens = 0;  // read or taken from the prefix cache
   std::int64_t generated_tokens = 0;
   std::int64_t recomputed_tokens = 0;  // run again after preemptions
+  std::int64_t shadow_tokens = 0;      // read to compare policies with the full cache (RequestOptions::quality)
   std::int64_t prefix_queries = 0;     // prompt tokens of requests that queried the prefix cache
   std::int64_t prefix_hits = 0;        // those found in it
   std::int64_t evicted_tokens = 0;     // tokens dropped by policies, averaged over layers, of requests that ended
@@ -213,11 +215,12 @@ struct GenerateResult {
   // "pages" (exact), "snapshot" (the state of a policy), "disk" or "redis" (exact pages fetched for this request), or
   // empty.
   std::string cached_from;
-  std::string cache_miss;        // why no more tokens came from the cache; empty if all possible tokens did
-  std::int64_t preemptions = 0;  // times that it was preempted
-  std::int64_t recomputed = 0;   // tokens recomputed after preemptions
-  double queue_seconds = 0;      // part of prompt_seconds: until its first pass
-  Status status;                 // kFailed: why, kDataLoss (the model's output is NaN); otherwise ok
+  std::string cache_miss;                // why no more tokens came from the cache; empty if all possible tokens did
+  std::int64_t preemptions = 0;          // times that it was preempted
+  std::int64_t recomputed = 0;           // tokens recomputed after preemptions
+  double queue_seconds = 0;              // part of prompt_seconds: until its first pass
+  std::optional<QualityReport> quality;  // with RequestOptions::quality
+  Status status;                         // kFailed: why, kDataLoss (the model's output is NaN); otherwise ok
 };
 
 }  // namespace kvasir

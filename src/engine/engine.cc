@@ -5,7 +5,9 @@
 
 #include "base/guarded.h"
 #include "base/status.h"
+#include "base/system_memory.h"
 #include "engine/engine_cache.h"
+#include "engine/quality_place.h"
 #include "engine/tenant_quotas.h"
 #include "planning/cache_sizing.h"
 #include "planning/request_plan.h"
@@ -74,6 +76,7 @@ class EngineImpl final : public Engine {
       if (!place.ok()) return about_unless_said(place.status(), "policy");
       if (const std::uint64_t ceiling = quotas_.ceiling_of(request.tenant); ceiling > 0)
         place->bytes = std::min(place->bytes, ceiling);
+      if (request.quality) return plan_quality(request, shape, *place);
       KVASIR_ASSIGN_OR_RETURN(RequestPlan plan, plan_request(request, shape, *place, model_->config.context));
       plan.codec = codec_name(codec_for(model_->config, shape.codec(), *place->policy, place->chunk,
                                         longest_text(request.prompt, request.max_tokens)));
@@ -192,6 +195,7 @@ class EngineImpl final : public Engine {
     report.prompt_tokens = counters.prompt_tokens;
     report.generated_tokens = counters.generated_tokens;
     report.recomputed_tokens = counters.recomputed_tokens;
+    report.shadow_tokens = counters.shadow_tokens;
     report.evicted_tokens = counters.evicted_tokens;
     report.prefix_queries = counters.prefix_queries;
     report.prefix_hits = counters.prefix_hits;
@@ -286,6 +290,62 @@ class EngineImpl final : public Engine {
     return requests_->add(options, std::move(text), std::move(policy), base->held().chunk);
   }
 
+  // The codec of a request with a promise of quality, with the angles for the longest text that it may become: its
+  // budget may grow to all of it.
+  KvCodec quality_codec(const KvCacheShape& shape, const CacheSize& place, std::int64_t prompt,
+                        std::int64_t max_tokens) const {
+    return codec_for(model_->config, shape.codec(), *shadow_policy(), place.chunk, longest_text(prompt, max_tokens));
+  }
+
+  // The plan of the largest budget, and what the promise takes besides.
+  Result<RequestPlan> plan_quality(const PlanRequest& request, const KvCacheShape& shape, CacheSize& place) const {
+    if (request.samples != 1)
+      return invalid_argument("kv.quality holds for one answer; plan one sample").about({"quality"});
+    const QualityRequest asked{*request.quality, quality_codec(shape, place, request.prompt, request.max_tokens),
+                               request.prompt, request.max_tokens};
+    KVASIR_ASSIGN_OR_RETURN(const QualityPlace quality,
+                            place_quality(*model_, asked, place, shape, cache_.codecs(), place.bytes));
+    const QualityTerms& terms = quality.terms;
+    const std::string policy = place.policy->traits().spec;
+    place.policy = terms.budget.policy(terms.budget.most());
+    PlanRequest limited = request;
+    limited.max_tokens = quality.max_tokens;
+    KVASIR_ASSIGN_OR_RETURN(RequestPlan plan,
+                            plan_request(limited, shape.with(asked.codec), place, model_->config.context));
+    plan.policy = policy;
+    plan.codec = codec_name(asked.codec);
+    plan.endless = false;
+    plan.most_tokens = std::max<std::int64_t>(0, quality.most_tokens);
+    plan.quality_bytes = terms.rows_bytes + terms.shadow_bytes;
+    plan.bytes += plan.quality_bytes;
+    if (plan.refusal.ok()) plan.refusal = quality.refusal;
+    return plan;
+  }
+
+  // Takes a request with a promise of quality. Without a limit of tokens, or a cache, it gets what the promise needs.
+  Result<RequestId> take_quality(const RequestOptions& options, RequestText text, const KvCacheShape& shape,
+                                 CacheSize place) {
+    const auto prompt = static_cast<std::int64_t>(text.tokens.size());
+    RequestOptions limited = options;
+    std::int64_t& max_tokens = limited.generate.max_tokens;
+    for (const std::vector<std::int32_t>& forced : options.generate.forced_texts) max_tokens = std::ssize(forced);
+    std::uint64_t budget = place.bytes;
+    const bool sizes_cache = runner() == nullptr && model_->options.kv_memory == 0;
+    if (sizes_cache) budget = memory_bound();
+    if (const std::uint64_t ceiling = quotas_.ceiling_of(options.tenant); ceiling > 0)
+      budget = std::min(budget, ceiling);
+    const KvCodec codec = quality_codec(shape, place, prompt, max_tokens);
+    KVASIR_ASSIGN_OR_RETURN(
+        const QualityPlace quality,
+        place_quality(*model_, {*options.quality, codec, prompt, max_tokens}, place, shape, cache_.codecs(), budget));
+    KVASIR_RETURN_IF_ERROR(quality.refusal);
+    max_tokens = quality.max_tokens;
+    if (sizes_cache) place.bytes = std::max(place.bytes, quality.terms.bytes());
+    KVASIR_RETURN_IF_ERROR(cache_.ensure_cache(place.bytes));
+    KVASIR_RETURN_IF_ERROR(ensure_queue());
+    return requests_->add(limited, std::move(text), std::move(place.policy), place.chunk, codec);
+  }
+
   Result<RequestId> take_request(const RequestOptions& options) {
     if (options.session != nullptr) return continue_session(options);
     KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, cache_.shape_of(options.codec));
@@ -303,6 +363,7 @@ class EngineImpl final : public Engine {
                                         place.chunk, model_->config.context, place.bytes));
     KVASIR_RETURN_IF_ERROR(
         quotas_.check_ceiling(options.tenant, shape, place, static_cast<std::int64_t>(text.tokens.size())));
+    if (options.quality) return take_quality(options, std::move(text), shape, std::move(place));
     const KvCodec codec = codec_of(options, shape, place, static_cast<std::int64_t>(text.tokens.size()));
     KVASIR_RETURN_IF_ERROR(cache_.ensure_cache(place.bytes));
     KVASIR_RETURN_IF_ERROR(ensure_queue());

@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "base/system_memory.h"
 #include "eval/text_reader.h"
+#include "quality/divergence.h"
 #include "retention/registry.h"
 #include "sequence/context_rules.h"
 

@@ -27,15 +27,6 @@ struct TokenScore {
 // Computed in double. REQUIRES: 0 <= token < logits.size().
 TokenScore score_token(std::span<const float> logits, TokenId token);
 
-// The distance of a prediction from a reference prediction.
-struct LogitDivergence {
-  double kld = 0;           // KL(right || other) = sum over the vocabulary of p (ln p - ln q), nats
-  bool top1_agree = false;  // both have the same likeliest token (the smallest id on a tie)
-};
-
-// Computed in double, over the whole vocabulary. REQUIRES: two rows of one size, not empty.
-LogitDivergence compare_logits(std::span<const float> right, std::span<const float> other);
-
 // Makes a cache large enough for each of the requested sequences, run one after the other under a policy in its initial
 // state. Its size is the model's kv_memory, or what the sequences need if that is 0. If the model has two sets of
 // angles, all have those that suit the longest (codec_for). Errors: kResourceExhausted.

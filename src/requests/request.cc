@@ -57,6 +57,15 @@ PrefixText Request::prefix_text() const {
   return {task_->tokens(), task_->prompt_tokens(), group_->policy.get(), text_.chunk, group_->prefix.lasting};
 }
 
+PrefixText Request::start_text() const {
+  PrefixText text = prefix_text();
+  const RowWatch* watch = task_->watch();
+  const std::optional<std::int64_t> wanted = watch != nullptr ? watch->next(0) : std::nullopt;
+  if (wanted) text.tokens = text.tokens.first(std::min(text.tokens.size(), static_cast<std::size_t>(*wanted) + 1));
+  text.prompt = std::min(text.prompt, std::ssize(text.tokens));
+  return text;
+}
+
 void Request::begin_fetch(std::shared_ptr<PrefixFetch> fetch) {
   KVASIR_CHECK(state_ == RequestState::kWaiting && fetch != nullptr);
   fetch_ = std::move(fetch);
@@ -82,6 +91,7 @@ void Request::release() {
   swap_.reset();  // it may read the sequence's pages
   pages_ = {};
   task_->release();
+  if (quality != nullptr) quality->note_released();
   progress.run = 0;
   state_ = RequestState::kWaiting;
 }
@@ -122,6 +132,7 @@ TextState Request::end() {
   swap_.reset();  // it may read the sequence's pages
   fetch_.reset();
   pages_ = {};
+  if (quality != nullptr) quality->note_released();
   state_ = RequestState::kEnded;
   return std::move(text_);  // the chunk stays: prefix_text() needs it
 }

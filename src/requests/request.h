@@ -41,6 +41,7 @@
 
 #include "prefix_store/prefix_store.h"
 #include "prefix_store/prefix_tiers.h"
+#include "requests/shadow/request_quality.h"
 #include "requests/swap.h"
 #include "scheduler/task.h"
 #include "session/session.h"
@@ -129,6 +130,8 @@ class Request {
   const Sequence* sequence() const { return text_.sequence.get(); }
   // Returns what it has run, as the prefix cache needs it.
   PrefixText prefix_text() const;
+  // Returns the part of it that a start may take from the prefix cache: not the rows whose logits it still needs.
+  PrefixText start_text() const;
   SwappedSequence& swap() { return *swap_; }        // REQUIRES: kSwappingOut, kSwapped or kSwappingIn
   PrefixFetch& fetch() { return *fetch_; }          // REQUIRES: kFetching
   SessionPages& session_pages() { return pages_; }  // pages of its sequence that must still be filled
@@ -136,6 +139,10 @@ class Request {
   RequestProgress progress;
   RequestPrefix prefix;
   RequestBytes bytes;
+  std::unique_ptr<RequestQuality> quality;  // null: it promises none
+
+  // Returns whether it waits for its shadow (requests/shadow): it runs nothing until then.
+  bool is_held() const { return quality != nullptr && quality->is_checking(); }
 
  private:
   RequestGroup* group_;

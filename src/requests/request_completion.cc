@@ -16,6 +16,7 @@ void RequestCompletion::end_if_done(Request& request) {
 
 void RequestCompletion::end(Request& request, const Status& why) {
   RequestGroup& group = request.group();
+  if (group.is_shadow()) return end_shadow(request, why);
   const std::size_t made = group.requests.size();
   fork_samples(group, parts_.admissions->most().ahead);
   end_one(request, why);
@@ -25,7 +26,8 @@ void RequestCompletion::end(Request& request, const Status& why) {
 void RequestCompletion::reject(Request& request, Decision decision) {
   if (decision != Decision::kReject && decision != Decision::kOverCeiling) return;
   // Pages on their way to the swap file will be free soon, and swapped tasks still hold some bytes that can be freed.
-  if (decision == Decision::kReject && (parts_.preemption->swapping() || parts_.preemption->give_up_one_swapped()))
+  if (decision == Decision::kReject && (parts_.preemption->swapping() || parts_.preemption->give_up_one_swapped() ||
+                                        parts_.shadows->give_up_one(request)))
     return;
   const std::uint64_t bytes = parts_.runner->plan(Turn{&request.task()}).bytes;
   Status why = kv_memory_full(parts_.runner->cache()->budget(), bytes);
@@ -43,7 +45,25 @@ void RequestCompletion::remove_ended() {
   parts_.events->note_removed(parts_.requests->remove_ended());
 }
 
+// Ends a shadow. If it has not measured what it should, the request that it checks cannot keep its promise, and ends
+// too.
+void RequestCompletion::end_shadow(Request& shadow, const Status& why) {
+  Request& checked = *shadow.group().checked;
+  const Status status = shadow.task().status();
+  const bool measured = parts_.shadows->finish(shadow);
+  if (shadow.is(RequestState::kSwappingIn)) shadow.cancel_swap_in();
+  static_cast<void>(shadow.end());
+  if (measured) return;
+  if (status.ok()) {
+    checked.task().finish(FinishReason::kKvMemory);
+  } else {
+    checked.task().fail(status);
+  }
+  end(checked, why);
+}
+
 void RequestCompletion::end_one(Request& request, const Status& why) {
+  parts_.shadows->drop(request);
   if (request.is(RequestState::kSwappingIn)) request.cancel_swap_in();  // half of its pages have no content
   if (request.group().inspect) views_.add(sample_info(request));
   if (request.task().status().ok()) {

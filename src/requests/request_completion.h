@@ -26,6 +26,7 @@ class RequestCompletion {
 
  private:
   void end_one(Request& request, const Status& why);
+  void end_shadow(Request& shadow, const Status& why);
   void fail(Request& request);
   void finish(Request& request, const Status& why);
 

@@ -41,6 +41,7 @@ GenerateResult result_of(const Request& request) {
   result.preemptions = request.progress.preemptions;
   result.recomputed = request.progress.recomputed;
   result.queue_seconds = seconds_between(group.submitted, group.started.value_or(now));
+  if (request.quality != nullptr) result.quality = request.quality->report(result.tokens);
   result.cached = group.prefix.cached;
   result.cached_from = group.prefix.cached_from;
   return result;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
 #include "planning/memory_plan.h"
 #include "session/session_need.h"
 
@@ -11,6 +12,30 @@ namespace kvasir {
 bool RequestGroup::has_ended() const {
   return std::ranges::all_of(requests, [](const auto& request) { return request->is(RequestState::kEnded); });
 }
+
+namespace {
+
+// Makes the promise of a request that was checked for it, and counts what it takes in the peak.
+void promise_quality(const QualityOptions& options, std::int64_t max_tokens, const BatchRunner& runner,
+                     const Admissions& admissions, Request& request) {
+  RequestGroup& group = request.group();
+  const ModelConfig& config = runner.model()->config;
+  const std::int64_t prompt = request.task().prompt_tokens();
+  const std::vector<KvCodec> codecs = runner.cache()->codecs();
+  Result<QualityTerms> terms =
+      quality_terms({options, group.policy.get(), group.shape, codecs, prompt, prompt + max_tokens,
+                     request.text().chunk, config.context, config.vocabulary});
+  KVASIR_CHECK(terms.ok());
+  const RequestSize size{prompt, max_tokens, config.context, request.text().chunk};
+  group.peak =
+      admissions.counted(terms->policy_bytes + terms->shadow_bytes, size, runner.cache()->budget().capacity()) +
+      terms->rows_bytes;
+  request.quality = std::make_unique<RequestQuality>(options, std::move(*terms), prompt, config.vocabulary,
+                                                     &runner.cache()->budget());
+  request.task().watch_rows(&request.quality->rows());
+}
+
+}  // namespace
 
 std::unique_ptr<RequestGroup> make_group(RequestId id, const RequestOptions& options, RequestText text,
                                          std::unique_ptr<RetentionPolicy> policy, std::optional<int> chunk,
@@ -64,6 +89,7 @@ std::unique_ptr<RequestGroup> make_group(RequestId id, const RequestOptions& opt
     return admissions.counted(peak_bytes(shape, *group->policy, size), size, runner.cache()->budget().capacity());
   };
   group->peak = bytes_behind(group->session.base, peak);
+  if (options.quality) promise_quality(*options.quality, generate.max_tokens, runner, admissions, *request);
   group->shared_peak = std::min(shared_bytes(*group->policy, shape, prompt), group->peak);
   request->bytes.to_start = bytes_to_start(*request, admissions.most().ahead);
   group->requests.push_back(std::move(request));
@@ -72,6 +98,7 @@ std::unique_ptr<RequestGroup> make_group(RequestId id, const RequestOptions& opt
 
 std::uint64_t bytes_to_start(const Request& request, int ahead) {
   const RequestGroup& group = request.group();
+  if (group.is_shadow()) ahead = 0;
   const auto plan = [&](std::int64_t before) {
     MemoryRequest need;
     need.tokens = std::min(before + request.task().known_tokens() + ahead, kMostPlannedTokens);
@@ -80,7 +107,8 @@ std::uint64_t bytes_to_start(const Request& request, int ahead) {
     need.divided = true;
     return plan_kv_memory(group.shape, *group.policy, need).bytes;
   };
-  return bytes_behind(group.session.base, plan);
+  const bool opens_rows = request.quality != nullptr && !request.quality->meter().is_open();
+  return bytes_behind(group.session.base, plan) + (opens_rows ? request.quality->terms().rows_bytes : 0);
 }
 
 void fork_samples(RequestGroup& group, int ahead) {
@@ -100,19 +128,29 @@ void RequestList::add(std::unique_ptr<RequestGroup> group) {
   groups_.insert(behind, std::move(group));
 }
 
+void RequestList::add_before(const RequestGroup& other, std::unique_ptr<RequestGroup> group) {
+  groups_.insert(std::ranges::find(groups_, &other, [](const auto& each) { return each.get(); }), std::move(group));
+}
+
+std::int64_t RequestList::size() const {
+  return std::ranges::count_if(groups_, [](const auto& group) { return !group->is_shadow(); });
+}
+
 RequestGroup* RequestList::find(RequestId id) const {
   const auto group = std::ranges::find(groups_, id, &RequestGroup::id);
   return group == groups_.end() ? nullptr : group->get();
 }
 
 std::int64_t RequestList::remove_ended() {
-  return static_cast<std::int64_t>(
-      std::erase_if(groups_, [](const std::unique_ptr<RequestGroup>& group) { return group->has_ended(); }));
+  const std::int64_t before = size();
+  std::erase_if(groups_, [](const std::unique_ptr<RequestGroup>& group) { return group->has_ended(); });
+  return before - size();
 }
 
 std::int64_t RequestList::holding_pages() const {
   return std::ranges::count_if(groups_, [](const std::unique_ptr<RequestGroup>& group) {
-    return std::ranges::any_of(group->requests, [](const auto& request) { return request->holds_pages(); });
+    return !group->is_shadow() &&
+           std::ranges::any_of(group->requests, [](const auto& request) { return request->holds_pages(); });
   });
 }
 

@@ -50,6 +50,8 @@ struct RequestGroup {
   bool has_read_prompt() const { return told == requests.front()->task().prompt_tokens(); }
   // Returns whether all samples have ended.
   bool has_ended() const;
+  // Returns whether it is a shadow (requests/shadow), of which callers hear nothing.
+  bool is_shadow() const { return checked != nullptr; }
 
   RequestId id{};
   int samples = 1;
@@ -64,6 +66,7 @@ struct RequestGroup {
   std::uint64_t shared_peak = 0;  // part of it that the samples share while they live
   ContinuedSession session;
   GroupPrefix prefix;
+  Request* checked = nullptr;                      // of a shadow: the request that it measures
   std::vector<std::unique_ptr<Request>> requests;  // by sample
   std::int64_t told = 0;                           // prompt tokens reported in events
   RequestClock::time_point submitted = RequestClock::now();
@@ -88,14 +91,16 @@ class RequestList {
  public:
   // Adds a group behind those of its priority.
   void add(std::unique_ptr<RequestGroup> group);
+  // Adds a group right before another of its priority.
+  void add_before(const RequestGroup& other, std::unique_ptr<RequestGroup> group);
   RequestGroup* find(RequestId id) const;  // null if there is none
-  // Removes the groups whose samples have all ended. Returns their number.
+  // Removes the groups whose samples have all ended. Returns their number, without shadows.
   std::int64_t remove_ended();
   void clear() { groups_.clear(); }
 
   bool empty() const { return groups_.empty(); }
-  std::int64_t size() const { return std::ssize(groups_); }  // groups
-  std::int64_t holding_pages() const;                        // groups with a sample that holds pages
+  std::int64_t size() const;           // groups, without shadows
+  std::int64_t holding_pages() const;  // of these, groups with a sample that holds pages
   // Returns the requests that have not ended, by group.
   std::vector<Request*> active() const;
   // Returns whether any request is in this state.

@@ -58,6 +58,8 @@ std::uint64_t RequestMemory::available() const {
 
 std::uint64_t RequestMemory::estimate(const Request& request) const {
   const RequestGroup& group = request.group();
+  // The peak counts a shadow, which while it is there counts by itself.
+  if (request.is_held()) return group.peak - std::min(group.peak, request.quality->shadow()->group().peak);
   if (request.sample() > 0 || std::ssize(group.requests) == group.samples) {
     // Samples share pages that they never write again.
     const std::uint64_t shared = group.samples > 1 ? group.shared_peak : 0;
@@ -73,7 +75,8 @@ std::uint64_t RequestMemory::estimate(const Request& request) const {
 std::uint64_t RequestMemory::used(const Request& request) const {
   const Sequence& sequence = *request.sequence();
   const RequestGroup& group = request.group();
-  const std::uint64_t all = sequence.bytes();
+  const std::uint64_t rows = request.quality != nullptr ? request.quality->meter().held_bytes() : 0;
+  const std::uint64_t all = sequence.bytes() + rows;
   const SessionBase* base = group.session.base;
   if (group.samples == 1 && (base == nullptr || base->stored())) return all;
   const std::uint64_t alone = sequence.tables().own_page_bytes() + sequence.own_bytes_beside_pages();
@@ -83,7 +86,9 @@ std::uint64_t RequestMemory::used(const Request& request) const {
 }
 
 std::uint64_t RequestMemory::freed_by_preemption(const Request& request) const {
-  return bytes_freed_without(*request.sequence(), prefixes_->owner());
+  const bool frees_rows = request.quality != nullptr && !request.is_held();
+  return bytes_freed_without(*request.sequence(), prefixes_->owner()) +
+         (frees_rows ? request.quality->meter().held_bytes() : 0);
 }
 
 std::uint64_t RequestMemory::next_rows(Request& request, int rows) const {

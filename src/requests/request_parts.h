@@ -10,6 +10,7 @@
 #include "requests/request_memory.h"
 #include "requests/request_preemption.h"
 #include "requests/request_prefixes.h"
+#include "requests/shadow/request_shadows.h"
 #include "scheduler/admission.h"
 #include "scheduler/batch_runner.h"
 
@@ -24,6 +25,7 @@ struct RequestParts {
   const RequestMemory* memory;
   RequestPreemption* preemption;
   LeavingSessions* sessions;
+  RequestShadows* shadows;
   RequestCounters* counters;
 };
 

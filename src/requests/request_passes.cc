@@ -4,7 +4,9 @@
 #include <chrono>
 #include <utility>
 
+#include "base/check.h"
 #include "base/guarded.h"
+#include "base/status.h"
 
 namespace kvasir {
 namespace {
@@ -43,6 +45,7 @@ bool RequestPasses::run_round() {
   Pass pass;
   pass.load = load_bytes_;
   for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all[i]->is(RequestState::kEnded)) continue;
     completion_->reject(*all[i], verdicts[i].decision);
     if (verdicts[i].decision == Decision::kRun) add_turn(*all[i], verdicts[i].rows, pass);
   }
@@ -67,9 +70,10 @@ std::vector<Request*> RequestPasses::begin_round() {
   parts_.prefixes->tiers().advance();
   for (Request* request : parts_.requests->active()) completion_->end_if_done(*request);
   completion_->remove_ended();
+  parts_.shadows->begin_due();
   std::vector<Request*> all = parts_.requests->active();
   std::erase_if(all, [](Request* request) {
-    return request->is(RequestState::kSwappingOut) ||
+    return request->is(RequestState::kSwappingOut) || (request->is_held() && !request->holds_pages()) ||
            (request->is(RequestState::kFetching) && RequestTiers::still_fetches(*request));
   });
   return all;
@@ -124,9 +128,22 @@ bool RequestPasses::begin_fetch(Request& request) {
 // Gives a request a sequence: its own from the swap file, one that continues its session or a cached prefix, or an
 // empty one. Errors: kResourceExhausted.
 Status RequestPasses::start(Request& request) {
+  KVASIR_RETURN_IF_ERROR(open_rows(request));
   if (request.is(RequestState::kSwapped)) return parts_.preemption->swap_in(request);
   if (request.group().session.base != nullptr) return start_behind_session(request);
   parts_.prefixes->start(request);
+  return {};
+}
+
+// Takes the memory for the rows that a request with a promise of quality compares. Errors: kResourceExhausted.
+Status RequestPasses::open_rows(Request& request) {
+  if (request.quality == nullptr || request.quality->meter().is_open()) return {};
+  MemoryBudget& budget = parts_.runner->cache()->budget();
+  const std::uint64_t bytes = request.quality->terms().rows_bytes;
+  while (!budget.make_available(bytes))
+    if (!parts_.preemption->may_evict_for(request) || !parts_.prefixes->evict_one())
+      return kv_memory_full(budget, bytes);
+  KVASIR_CHECK(request.quality->meter().open());
   return {};
 }
 
@@ -144,7 +161,7 @@ Status RequestPasses::start_behind_session(Request& request) {
 void RequestPasses::give_way_to(Request& unstarted, const Status& why) {
   if (unstarted.is(RequestState::kSwapped)) {
     parts_.preemption->give_up_swap(unstarted, why.message());
-  } else if (!parts_.preemption->give_up_one_swapped()) {
+  } else if (!parts_.preemption->give_up_one_swapped() && !parts_.shadows->give_up_one(unstarted)) {
     unstarted.task().fail(why);
   }
 }
@@ -235,6 +252,12 @@ void RequestPasses::take_results(Request& request) {
   const Task& task = request.task();
   RequestCounters& counters = *parts_.counters;
   counters.recomputed_tokens += request.progress.note_run(task.known_tokens() - task.left());
+  if (group.is_shadow()) {
+    counters.shadow_tokens += std::max<std::int64_t>(task.prompt_done() - group.told, 0);
+    group.told = std::max(group.told, task.prompt_done());
+    parts_.prefixes->publish(request);
+    return completion_->end_if_done(request);
+  }
   if (const std::int64_t tokens = task.generation().tokens(); tokens > request.progress.generated) {
     counters.generated_tokens += tokens - request.progress.generated;
     request.progress.generated = tokens;

@@ -54,6 +54,7 @@ class RequestPasses {
   void add_turn(Request& request, int rows, Pass& pass);
   bool begin_fetch(Request& request);
   Status start(Request& request);
+  Status open_rows(Request& request);
   Status start_behind_session(Request& request);
   void give_way_to(Request& unstarted, const Status& why);
   void fit(Pass& pass);

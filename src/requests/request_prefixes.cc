@@ -64,7 +64,7 @@ std::int64_t RequestPrefixes::find(Request& request) const {
   if (store_ == nullptr) return 0;
   RequestPrefix& prefix = request.prefix;
   if (const std::uint64_t version = store_->cache().version(); prefix.found_version != version) {
-    prefix.found = store_->find(request.group().prefix.use, request.prefix_text());
+    prefix.found = store_->find(request.group().prefix.use, request.start_text());
     prefix.found_version = version;
   }
   return prefix.found;
@@ -83,7 +83,7 @@ std::int64_t RequestPrefixes::will_find(const Request& request, const Request& o
     const auto theirs = prompt_of(other).subspan(static_cast<std::size_t>(common));
     common += std::ranges::mismatch(mine, theirs).in1 - mine.begin();
   }
-  return store_->will_find(use, request.prefix_text(), other_use, other.prefix_text(), common);
+  return store_->will_find(use, request.start_text(), other_use, other.prefix_text(), common);
 }
 
 bool RequestPrefixes::waits_for_prompt(const Request& request, std::span<Request* const> before) const {
@@ -108,7 +108,7 @@ void RequestPrefixes::start(Request& request) {
   RequestGroup& group = request.group();
   prefix.asked_stores = false;
   PrefixStore::Start start;
-  if (store_ != nullptr) start = store_->start(group.prefix.use, request.prefix_text());
+  if (store_ != nullptr) start = store_->start(group.prefix.use, request.start_text());
   prefix.start_tokens = start.tokens;
   prefix.start_snapshot = start.snapshot;
   prefix.start_miss = start.miss;
@@ -127,7 +127,9 @@ void RequestPrefixes::start(Request& request) {
 void RequestPrefixes::count_start(Request& request) {
   const RequestPrefix& prefix = request.prefix;
   RequestGroup& group = request.group();
-  if (store_ == nullptr || group.session.base != nullptr || std::exchange(group.prefix.counted, true)) return;
+  if (store_ == nullptr || group.is_shadow() || group.session.base != nullptr ||
+      std::exchange(group.prefix.counted, true))
+    return;
   if (group.prefix.use.bypass) return;
   group.prefix.cached = prefix.start_tokens;
   group.prefix.miss = prefix.start_miss;
@@ -145,8 +147,9 @@ void RequestPrefixes::publish(Request& request) {
   const std::int64_t done = request.task().prompt_done();
   if (!request.task().status().ok() || done == request.prefix.published) return;
   const std::int64_t before = std::exchange(request.prefix.published, done);
-  if (store_->leave(request.group().prefix.use, request.prefix_text(), *request.sequence()))
-    tiers_.write_snapshot(request);
+  const bool snapshot = store_->leave(request.group().prefix.use, request.prefix_text(), *request.sequence());
+  if (request.group().is_shadow()) return;  // only the next shadow is likely to continue it
+  if (snapshot) tiers_.write_snapshot(request);
   tiers_.write_pages(request, request.sequence()->tables().next_index(), before);
 }
 

@@ -14,6 +14,7 @@ RequestQueue::RequestQueue(std::shared_ptr<BatchRunner> runner, const ScheduleLi
       prefixes_(runner_, &counters_),
       memory_(runner_, &prefixes_),
       preemption_(runner_, &requests_, &prefixes_, &memory_, &admissions_, &counters_),
+      shadows_(runner_, &requests_, &memory_, &admissions_, &counters_),
       completion_(parts()),
       passes_(parts(), &completion_) {}
 
@@ -22,7 +23,8 @@ RequestQueue::~RequestQueue() {
 }
 
 RequestParts RequestQueue::parts() {
-  return {runner_, &admissions_, &requests_, &events_, &prefixes_, &memory_, &preemption_, &sessions_, &counters_};
+  return {runner_,  &admissions_, &requests_, &events_,  &prefixes_,
+          &memory_, &preemption_, &sessions_, &shadows_, &counters_};
 }
 
 void RequestQueue::store_prefixes(std::vector<std::unique_ptr<BlobStore>> stores, PrefixTiers::Warn warn) {
@@ -76,7 +78,8 @@ std::vector<TenantReport> RequestQueue::tenants() const {
 }
 
 void RequestQueue::each_sample(const std::function<void(const SampleInfo&)>& visit) const {
-  for (const Request* request : requests_.active()) visit(sample_info(*request));
+  for (const Request* request : requests_.active())
+    if (!request->group().is_shadow()) visit(sample_info(*request));
 }
 
 void RequestQueue::settle_tiers(std::chrono::milliseconds most) {

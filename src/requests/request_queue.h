@@ -11,6 +11,7 @@
 //   RequestPrefixes     what requests may continue and leave: the prefix cache and the stores behind it
 //   RequestMemory       the bytes that requests hold, need and share
 //   RequestPreemption   who gives up its pages, by recomputing or by the swap file
+//   RequestShadows      full attention beside requests that promise quality
 //   LeavingSessions     memory that will be freed by session owners
 //   RequestCompletion   the end of requests
 //   RequestScheduler    the scheduler's data about requests
@@ -98,6 +99,7 @@ class RequestQueue {
   RequestPrefixes prefixes_;
   RequestMemory memory_;
   RequestPreemption preemption_;
+  RequestShadows shadows_;
   LeavingSessions sessions_;
   RequestCompletion completion_;
   RequestPasses passes_;

@@ -28,10 +28,10 @@ ScheduleTask RequestScheduler::task_of(Request& request) const {
   ScheduleTask task;
   task.holds = request.holds_pages();
   task.reads = request.task().reads();
-  task.rows = 1;
+  task.rows = request.is_held() ? 0 : 1;
   task.bytes = request.bytes.to_start;
   task.estimate = memory_->estimate(request);
-  task.spared = request.progress.spared;
+  task.spared = request.progress.spared && !request.is_held();
   task.priority = request.group().priority;
   task.tenant = admissions_->index_of(request.group().tenant);
   return task;
@@ -71,7 +71,7 @@ std::vector<ScheduleTask> RequestScheduler::tasks_of(std::span<Request* const> a
       asked += task.rows;
     }
     if (task.holds) {
-      task.bytes = memory_->next_rows(*request, task.rows);
+      task.bytes = request->is_held() ? 0 : memory_->next_rows(*request, task.rows);
       task.used = memory_->used(*request);
       task.due = task.bytes;
       if (request->task().left() > 0 && request->bytes.to_start > task.used)
@@ -87,8 +87,9 @@ std::vector<ScheduleTask> RequestScheduler::tasks_of(std::span<Request* const> a
 // Decides from numbers that do not depend on the length of texts. Computes what a preemption frees and costs only if
 // one is due. `without_prefixes`: as if the prefix cache were empty.
 std::vector<Verdict> RequestScheduler::decide_once(std::span<Request* const> all, bool without_prefixes) const {
-  const auto generating = std::ranges::count_if(
-      all, [](const Request* request) { return request->holds_pages() && !request->task().reads(); });
+  const auto generating = std::ranges::count_if(all, [](const Request* request) {
+    return request->holds_pages() && !request->task().reads() && !request->is_held();
+  });
   const ScheduleLimits limits = admissions_->limits(static_cast<int>(generating));
   std::vector<ScheduleTask> tasks = tasks_of(all, limits.prompt_rows);
   // Pages leaving for the swap file count as free, or others would be preempted in their place.

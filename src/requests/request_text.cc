@@ -153,6 +153,14 @@ Status check_request(const LoadedModel& model, const RequestOptions& options) {
   if (options.pooling != Pooling::kNone && generates)
     return invalid_argument("a request for an embedding has one sample, and no session, grammar or log-probabilities")
         .about({"pooling"});
+  if (options.quality) {
+    KVASIR_RETURN_IF_ERROR(check_quality(*options.quality));
+    if (options.samples > 1 || options.session != nullptr || options.pooling != Pooling::kNone)
+      return invalid_argument(
+                 "kv.quality holds for one answer of a request of its own: ask for one sample, no session "
+                 "and no embedding")
+          .about({"quality"});
+  }
   KVASIR_RETURN_IF_ERROR(apply_adapters(model.adapters, options.lora).status());
   if (options.samples < 1 || options.samples > kMostSamples)
     return invalid_argument("samples={} is outside 1 to {}", options.samples, kMostSamples).about({"samples"});

@@ -35,7 +35,8 @@ void RequestTiers::open(const BatchRunner& runner, PrefixStore* prefixes,
 
 bool RequestTiers::may_fetch(const Request& request) const {
   const RequestGroup& group = request.group();
-  return tiers_ != nullptr && !request.prefix.asked_stores && group.session.base == nullptr && !group.prefix.use.bypass;
+  return tiers_ != nullptr && !request.prefix.asked_stores && !group.is_shadow() && group.session.base == nullptr &&
+         !group.prefix.use.bypass;
 }
 
 bool RequestTiers::begin_fetch(Request& request, std::int64_t found, double seconds_per_token) {

@@ -99,6 +99,15 @@ Status check_saveable(const PolicySpec& spec) {
   return spec.demotion ? no_demoted(spec.text()) : Status();
 }
 
+std::string_view size_option(const PolicyOptions& options) {
+  if (options.name() == "quest" || options.name() == "synckv" || find_policy(options.name())->evaluation_only)
+    return {};
+  if (options.accepts("cap")) return options.has("cap") ? "cap" : "window";
+  for (const std::string_view size : {"size", "budget"})
+    if (options.accepts(size)) return size;
+  return options.accepts("max") && options.has("max") ? "max" : std::string_view();
+}
+
 Result<PolicySpec> with_size(PolicySpec spec, std::int64_t tokens) {
   PolicyOptions& options = spec.parts.back();
   for (const std::string_view size : {"cap", "window", "size", "budget", "max"})

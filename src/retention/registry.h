@@ -52,6 +52,10 @@ Result<std::unique_ptr<RetentionPolicy>> make_policy(const PolicySpec& spec);
 // Parses the text first. Errors: those of PolicySpec::parse too.
 Result<std::unique_ptr<RetentionPolicy>> make_policy(std::string_view text);
 
+// Returns the option that says how many tokens a policy keeps: cap or window of streaming, size, budget, or max if that
+// is given; empty: it has none.
+std::string_view size_option(const PolicyOptions& options);
+
 // Returns the spec with a size of `tokens`: cap, size, budget or max of the policy, or of the second of two. Errors:
 // kInvalidArgument if the spec gives a size already, or if the policy has none.
 Result<PolicySpec> with_size(PolicySpec spec, std::int64_t tokens);

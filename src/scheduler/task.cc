@@ -78,6 +78,11 @@ int Task::chunk() const {
   return std::min(prompt_chunk(text_->sequence->policy(), text_->chunk), text_->sequence->shape().page.slots);
 }
 
+// Whether the next pass runs tokens behind which the next token is already known.
+bool Task::replays() const {
+  return run_ < tokens_.size() && forced_ == 0 && generation_ && (generation_->pending() || tokens_.size() > prompt_);
+}
+
 Sequence::Input Task::input(int most_rows) const {
   Sequence::Input input;
   input.chunk = chunk();
@@ -90,10 +95,15 @@ Sequence::Input Task::input(int most_rows) const {
   const bool pauses = run_ < pause_ && pause_ < prompt_ && !reports_prompt();
   std::size_t end = pauses ? pause_ : run_ < prompt_ ? prompt_ : tokens_.size();
   if (dropped_ && !dropped_->done && run_ >= prompt_) end = std::min(end, dropped_->at);
+  if (pauses || replays()) input.logits = Logits::kNone;
+  if (watch_ != nullptr) {
+    const std::optional<std::int64_t> wanted = watch_->next(tokens_run());
+    if (wanted && static_cast<std::size_t>(*wanted) < end) {
+      end = static_cast<std::size_t>(*wanted) + 1;
+      input.logits = Logits::kLast;
+    }
+  }
   input.rest = std::span(tokens_).subspan(run_, end - run_);
-  // In replay the next token is already known.
-  const bool replays = generation_ && (generation_->pending() || tokens_.size() > prompt_);
-  if (pauses || (replays && forced_ == 0)) input.logits = Logits::kNone;
   if (run_ < prompt_ && reports_prompt()) {
     input.logits = Logits::kAll;
     input.most_rows = std::min(most_rows, kLogitRows);
@@ -108,6 +118,7 @@ void Task::take(const StepResult& result) {
     return;
   }
   const bool generated = run_ == tokens_.size();
+  const bool replayed = replays();
   if (generated && !replayable_) {
     note_newest({&next_, 1});
   } else {
@@ -118,7 +129,8 @@ void Task::take(const StepResult& result) {
     if (run_ > noted_) note_newest(std::span(tokens_).subspan(noted_, run_ - noted_));
     noted_ = std::max(noted_, run_);
   }
-  if (!result.logits.empty()) {
+  if (watch_ != nullptr && !result.logits.empty()) tell_watch(result);
+  if (!result.logits.empty() && !replayed) {
     const auto newest = result.logits.last(result.logits.size() / static_cast<std::size_t>(result.rows));
     text_->logits.assign(newest.begin(), newest.end());
   }
@@ -147,7 +159,7 @@ void Task::drop_thoughts() {
 }
 
 void Task::add_forced() {
-  if (!replayable_ || !generation_ || !generation_->has_grammar() || generation_->finished() ||
+  if (!replayable_ || watch_ != nullptr || !generation_ || !generation_->has_grammar() || generation_->finished() ||
       generation_->pending() || !status_.ok())
     return;
   if (text_->sequence == nullptr || !text_->sequence->status().ok() || text_->sequence->policy().by_token()) return;
@@ -156,6 +168,14 @@ void Task::add_forced() {
   const std::vector<TokenId> forced = generation_->forced(std::min(room, kMostForced));
   tokens_.insert(tokens_.end(), forced.begin(), forced.end());
   forced_ = forced.size();
+}
+
+void Task::tell_watch(const StepResult& result) {
+  const std::size_t vocabulary = result.logits.size() / static_cast<std::size_t>(result.rows);
+  const std::int64_t first = tokens_run() - result.rows;
+  for (int row = 0; row < result.rows; ++row)
+    if (watch_->next(first + row) == first + row)
+      watch_->take(first + row, result.logits.subspan(static_cast<std::size_t>(row) * vocabulary, vocabulary));
 }
 
 // Each row's logits predict the next token. Rows that ran again after release() were reported before.

@@ -22,6 +22,7 @@
 
 #include "generation/generation.h"
 #include "kvasir/pooling.h"
+#include "scheduler/row_watch.h"
 #include "sequence/step.h"
 
 namespace kvasir {
@@ -84,6 +85,13 @@ class Task {
   // Returns the pooled hidden states of the prompt tokens that have run, [width]; empty without pool_prompt.
   std::vector<float> pooled() const;
 
+  // Makes the task give a watch the logits that it wants, also of rows that run again after release(). Passes then end
+  // with each such row, and nothing forced is added (add_forced). The watch outlives the task. REQUIRES: nothing has
+  // run; the task began with an empty sequence; where chunks of more than one wanted row are read, the policy does not
+  // care where they end.
+  void watch_rows(RowWatch* watch) { watch_ = watch; }
+  const RowWatch* watch() const { return watch_; }
+
   // Drops the sequence and its pages. The task continues once the text has a new one: all tokens are run again, on the
   // same chunks, without being drawn or shown again, so the new sequence has the same bits. REQUIRES: the task began
   // with an empty sequence.
@@ -117,6 +125,8 @@ class Task {
  private:
   void note_newest(std::span<const TokenId> tokens);
   void drop_thoughts();
+  bool replays() const;
+  void tell_watch(const StepResult& result);
   bool reports_prompt() const { return prompt_logprobs_ >= 0 && prompt_choices_.size() + 1 < prompt_; }
   void note_prompt(const StepResult& result);
   void pool(const StepResult& result);
@@ -142,6 +152,7 @@ class Task {
   int prompt_logprobs_ = -1;
   std::vector<GeneratedToken> prompt_choices_;  // of the prompt's tokens from the second on
   Pooling pooling_ = Pooling::kNone;
+  RowWatch* watch_ = nullptr;
   std::vector<double> pooled_;     // [width]: the sum of hidden states, or the last of them
   std::size_t pooled_tokens_ = 0;  // number of prompt tokens that it covers
   Status status_;

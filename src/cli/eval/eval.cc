@@ -107,6 +107,7 @@ void add_eval(CLI::App& program, Outcome& outcome) {
   eval->require_subcommand(1);
   add_eval_ppl(*eval, outcome);
   add_eval_needle(*eval, outcome);
+  add_eval_quality(*eval, outcome);
   add_eval_restream(*eval, outcome);
   add_eval_tasks(*eval, outcome);
   add_eval_matrix(*eval, outcome);

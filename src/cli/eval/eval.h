@@ -13,6 +13,7 @@ namespace kvasir::cli {
 
 void add_eval_ppl(CLI::App& eval, Outcome& outcome);
 void add_eval_needle(CLI::App& eval, Outcome& outcome);
+void add_eval_quality(CLI::App& eval, Outcome& outcome);
 void add_eval_restream(CLI::App& eval, Outcome& outcome);
 void add_eval_tasks(CLI::App& eval, Outcome& outcome);
 void add_eval_matrix(CLI::App& eval, Outcome& outcome);

@@ -18,7 +18,9 @@ using Json = nlohmann::json;
 
 constexpr double kMostTtl = 30.0 * 24 * 3600;  // a month, in seconds
 // Fields of the object "kv".
-constexpr std::string_view kKvFields[] = {"policy", "codec", "demote", "thoughts", "pin", "ttl", "bypass", "inspect"};
+constexpr std::string_view kKvFields[] = {"policy", "codec", "demote", "thoughts", "quality",
+                                          "pin",    "ttl",   "bypass", "inspect"};
+constexpr std::string_view kQualityFields[] = {"kl", "every", "stride", "least", "most"};
 constexpr std::size_t kMostActions = 64;
 constexpr std::size_t kLongestHintName = 256;
 
@@ -52,6 +54,30 @@ Status apply(const Json& payload, RequestOptions& options, KvHints::Action& acti
   return {};
 }
 
+// Reads "quality": {kl, every, stride, least, most}.
+Status read_quality(const Json& kv, std::optional<QualityOptions>& quality) {
+  const Json* given = find_field(kv, "quality");
+  if (given == nullptr) return {};
+  if (!given->is_object()) return wrong_field("quality", R"(an object such as {"kl": 0.05})");
+  for (const auto& [name, value] : given->items())
+    if (std::ranges::find(kQualityFields, name) == std::end(kQualityFields))
+      return invalid_argument("'quality' has no field '{}'; it has: {}", name.substr(0, 64),
+                              fmt::join(kQualityFields, ", "));
+  QualityOptions options;
+  options.kl = 0;
+  std::int64_t every = options.every, stride = options.stride;
+  KVASIR_RETURN_IF_ERROR(read_field(*given, "kl", options.kl));
+  KVASIR_RETURN_IF_ERROR(read_whole(*given, "every", 1, kMostQualityEvery, every));
+  KVASIR_RETURN_IF_ERROR(read_whole(*given, "stride", 1, kMostQualityEvery, stride));
+  KVASIR_RETURN_IF_ERROR(read_whole(*given, "least", 0, kMostGenerated, options.least));
+  KVASIR_RETURN_IF_ERROR(read_whole(*given, "most", 0, kMostGenerated, options.most));
+  options.every = static_cast<int>(every);
+  options.stride = static_cast<int>(stride);
+  KVASIR_RETURN_IF_ERROR(check_quality(options));
+  quality = options;
+  return {};
+}
+
 }  // namespace
 
 Status read_kv(const Fields& body, RequestOptions& options) {
@@ -69,6 +95,7 @@ Status read_kv(const Fields& body, RequestOptions& options) {
   KVASIR_RETURN_IF_ERROR(in_kv(read_text(*kv, "policy", 4096, options.policy), "kv.policy"));
   KVASIR_RETURN_IF_ERROR(in_kv(read_text(*kv, "demote", 256, options.demote), "kv.demote"));
   KVASIR_RETURN_IF_ERROR(in_kv(read_text(*kv, "thoughts", 64, options.thoughts), "kv.thoughts"));
+  KVASIR_RETURN_IF_ERROR(in_kv(read_quality(*kv, options.quality), "kv.quality"));
   // Clients must not learn which files exist.
   if (options.policy.find("profile=") != std::string::npos)
     return invalid_argument("in 'kv', a policy names a file (profile=); only whoever starts the server may do that")

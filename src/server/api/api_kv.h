@@ -12,8 +12,8 @@
 
 namespace kvasir::server {
 
-// Reads "kv": {policy, codec, demote, pin, ttl, bypass, inspect}, and "lora" (fields/lora_field.h). Errors:
-// kInvalidArgument.
+// Reads "kv": {policy, codec, demote, thoughts, quality, pin, ttl, bypass, inspect}, and "lora" (fields/lora_field.h).
+// Errors: kInvalidArgument.
 Status read_kv(const Fields& body, RequestOptions& options);
 
 // Hints of "kv_hints": {protocol_version, message_id, actions: [{action_id, action_type, action_version, payload}]}.

@@ -91,6 +91,7 @@ Status limit(const StepThread& steps, RequestOptions& options, ReadyPrompt& read
   request.policy = options.policy;
   request.protect = options.protect;
   request.codec = options.codec;
+  request.quality = options.quality;
   request.prompt = static_cast<std::int64_t>(ready.prompt.tokens.size());
   const Result<RequestPlan> plan = steps.plan(request);
   if (!plan.ok() || !plan->refusal.ok()) return in_body(plan.ok() ? plan->refusal : plan.status());
@@ -104,6 +105,7 @@ Status check_all_fit(const StepThread& steps, const RequestOptions& options, int
                      const std::vector<ReadyPrompt>& prompts) {
   for (std::size_t i = 0; i < prompts.size(); ++i) {
     PlanRequest request{.policy = options.policy, .codec = options.codec, .max_tokens = 0, .tenant = tenant};
+    request.quality = options.quality;
     request.prompt = static_cast<std::int64_t>(prompts[i].prompt.tokens.size());
     const Result<RequestPlan> plan = steps.plan(request);
     const Status refusal = plan.ok() ? plan->refusal : plan.status();
@@ -247,6 +249,7 @@ Status in_body(const Status& status) {
       {"codec", "kv.codec"},
       {"demote", "kv.demote"},
       {"thoughts", "kv.thoughts"},
+      {"quality", "kv.quality"},
       {"samples", "n"},
       {"penalty_window", "repeat_last_n"},
       {"dry_window", "dry_penalty_last_n"}};

@@ -153,6 +153,7 @@ Result<std::string> plan(const Served& model, const Exchange& exchange) {
   if (!policy.ok()) return in_body(policy.status());
   request.policy = with_demotion(*policy, options.demote);
   request.codec = options.codec;
+  request.quality = options.quality;
   request.tenant = exchange.caller.tenant_number;
   KVASIR_RETURN_IF_ERROR(read_whole(json, "prompt_tokens", 1, kMostGenerated, request.prompt));
   KVASIR_RETURN_IF_ERROR(read_whole(json, "max_tokens", 0, kMostGenerated, request.max_tokens));
@@ -205,6 +206,7 @@ Result<std::string> plan(const Served& model, const Exchange& exchange) {
                   {"demoted_bytes", plan.demoted_bytes},
                   {"offload_bytes", plan.offload_bytes},
                   {"offload_file_bytes", plan.offload_file_bytes},
+                  {"quality_bytes", plan.quality_bytes},
                   {"kv_bytes", plan.bytes},
                   {"kv_exact", plan.exact},
                   {"kv_bytes_per_token", plan.bytes_per_token},
