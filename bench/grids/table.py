@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Prints the cells of `kvasir eval matrix` as tables in Markdown, one for each budget:
 
-  table.py RESULTS [--budgets 256,512] [--against streaming]
+  table.py RESULTS [--against streaming] [--codecs f16,q8,q4]
 
-RESULTS is the grid's folder of results. KL is the mean divergence from the full f16 cache in nats per token; its difference from
-the policy --against, at the same budget and codec, is paired token by token.
+RESULTS is the grid's folder of results. `kept` is the mean number of tokens that a pass saw. KL is the mean divergence from the
+full f16 cache in nats per token; its difference from the policy --against, at the same budget, is paired token by token.
 """
 import argparse
 import json
@@ -44,8 +44,8 @@ def main():
     codecs = options.codecs.split(",")
     policies = list(dict.fromkeys(policy for _, policy, _ in cells))
     for budget in sorted({budget_of(policy) for policy in policies} - {0}):
-        print(f"\n| {budget} kept | KL, {', '.join(codecs)} | less `{options.against}`'s, {codecs[0]} | needles %, {', '.join(codecs)} | "
-              f"KV MiB, {', '.join(codecs)} |\n|---|---|---|---|---|")
+        print(f"\n| budget {budget} | kept | KL, {', '.join(codecs)} | less `{options.against}`'s, {codecs[0]} | needles %, {', '.join(codecs)} | "
+              f"KV MiB, {', '.join(codecs)} |\n|---|---|---|---|---|---|")
         rows = []
         for policy in policies:
             if budget_of(policy) not in (0, budget):
@@ -59,7 +59,7 @@ def main():
             less = "" if other is None or other is scored[0] else "{:+.4f} ± {:.4f}".format(*paired(scored[0], other))
             found = [f"{100 * next(iter(cell['summary']['metrics'].values()))['mean']:.0f}" if cell else "" for cell in needles]
             bytes_ = [f"{cell['summary']['kv_bytes_max'] / 2**20:.1f}" for cell in scored]
-            rows.append((klds[0], f"| `{policy}` | {', '.join(f'{kld:.4f}' for kld in klds)} | {less} | {', '.join(found)} | {', '.join(bytes_)} |"))
+            rows.append((klds[0], f"| `{policy}` | {scored[0]['summary']['kept_mean']:.0f} | {', '.join(f'{kld:.4f}' for kld in klds)} | {less} | {', '.join(found)} | {', '.join(bytes_)} |"))
         for _, row in sorted(rows):
             print(row)
 
