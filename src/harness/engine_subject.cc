@@ -15,6 +15,8 @@
 namespace kvasir {
 namespace {
 
+constexpr int kMostSteps = 32;  // of an item, under way: each holds a fork of its context
+
 // A request under way, and what its answer is part of.
 struct Step {
   enum class Kind {
@@ -36,8 +38,9 @@ struct OpenItem {
   ItemTokens tokens;
   std::vector<QuestionAnswer> answers;
   std::vector<RollingWindow> windows;
-  std::size_t next_golden = 0;  // kConversation: the question to read next with its right answer
-  int steps = 0;                // under way or queued
+  std::size_t next = 0;       // the question to ask next on a context, and in a conversation to read with its answer
+  int steps = 0;              // under way or queued
+  std::optional<Step> later;  // of a context that was read: asks on when fewer steps are under way
 };
 
 class EngineSubject : public Subject {
@@ -90,7 +93,7 @@ class EngineSubject : public Subject {
     if (answer.status.ok()) answer.status = status;
   }
   static void fail(OpenItem& open, const Status& status) {
-    for (std::size_t q = open.next_golden; q < open.answers.size(); ++q) fail(open.answers[q], status);
+    for (std::size_t q = open.next; q < open.answers.size(); ++q) fail(open.answers[q], status);
   }
 
   void begin_item(const TaskItem& item, std::size_t index) {
@@ -118,7 +121,7 @@ class EngineSubject : public Subject {
     if (!session.ok()) return fail(open, session.status());
     Step step{.kind = Step::Kind::kContext, .item = index, .session = std::move(*session)};
     step.request.tokens = open.tokens.context;
-    if (open.tokens.context.empty()) return continue_conversation(step);
+    if (open.tokens.context.empty()) return ask_on(step);
     step.request.session = step.session;
     step.request.generate.max_tokens = 0;
     queue(std::move(step));
@@ -273,7 +276,10 @@ class EngineSubject : public Subject {
     --open.steps;
     if (step.kind != Step::Kind::kContext) {
       fail(open.answers[step.question], status);
-      return;
+      if (!open.later || open.steps >= kMostSteps) return;
+      Step read = std::move(*open.later);
+      open.later.reset();
+      return ask_on(read);
     }
     if (status.code() == StatusCode::kResourceExhausted && open_.size() > postponed_.size() + 1) {
       ++open.steps;
@@ -282,19 +288,29 @@ class EngineSubject : public Subject {
       return;
     }
     if (!status.ok()) return fail(open, status);
-    if (options_->reading == Reading::kConversation) return continue_conversation(step);
-    for (std::size_t q = 0; q < open.answers.size(); ++q)
-      if (open.answers[q].status.ok()) add_question(step.item, q, step.session);
+    ask_on(step);
   }
 
-  // Asks the next question on a fork, and reads it with its right answer.
-  void continue_conversation(Step& step) {
+  // Asks the questions that are left behind what `step` has read, each on a fork, as many as may be under way; of a
+  // conversation the next one, which is then read with its right answer.
+  void ask_on(Step& step) {
     OpenItem& open = open_[step.item];
-    while (open.next_golden < open.answers.size() && !open.answers[open.next_golden].status.ok()) ++open.next_golden;
-    if (open.next_golden == open.answers.size()) return;
-    const std::size_t question = open.next_golden++;
+    for (; open.next < open.answers.size(); ++open.next) {
+      if (!open.answers[open.next].status.ok()) continue;
+      if (open.steps >= kMostSteps) {
+        open.later = std::move(step);
+        return;
+      }
+      if (options_->reading == Reading::kConversation) return continue_conversation(step);
+      add_question(step.item, open.next, step.session);
+    }
+  }
+
+  void continue_conversation(const Step& step) {
+    OpenItem& open = open_[step.item];
+    const std::size_t question = open.next++;
     add_question(step.item, question, step.session);
-    if (open.next_golden == open.answers.size()) return;
+    if (open.next == open.answers.size()) return;
     Step golden{.kind = Step::Kind::kContext, .item = step.item, .session = step.session};
     golden.request.tokens = open.tokens.questions[question].prompt;
     const Tokens& right = open.tokens.questions[question].golden;

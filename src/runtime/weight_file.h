@@ -34,9 +34,9 @@ class WeightFile {
     std::uint64_t bytes = 0;            // of the packed weights
   };
 
-  // Maps the model's file in `folder` read-only, and makes the folder and those above it if missing. Without a file that belongs to the
-  // model, makes room for one, which complete() puts in place. Errors: kInvalidArgument if `folder` is not a folder,
-  // and for a file that other users may change; the system's; kResourceExhausted for a full disk.
+  // Maps the model's file in `folder` read-only, and makes the folder and those above it if missing. Without a file
+  // that belongs to the model, makes room for one, which complete() puts in place. Errors: kInvalidArgument if `folder`
+  // is not a folder, and for a file that other users may change; the system's; kResourceExhausted for a full disk.
   static Result<std::unique_ptr<WeightFile>> open(const std::string& folder, const Model& model);
   WeightFile(const WeightFile&) = delete;
   WeightFile& operator=(const WeightFile&) = delete;

@@ -154,7 +154,8 @@ def main():
         assert (ran.returncode, question["answer"]) == (0, "forty two"), ran.stderr
         # Of its cache a server says nothing.
         assert not {"kept", "kv_bytes", "left_out", "prompt_seconds"} & question.keys(), question
-        assert not {"kept_mean", "kv_bytes_mean", "kv_bytes_max", "shortened"} & json.loads(ran.stdout)["cells"][0]["summary"].keys(), ran.stdout
+        summary = json.loads(ran.stdout)["cells"][0]["summary"]
+        assert not {"kept_mean", "kv_bytes_mean", "kv_bytes_max", "shortened"} & summary.keys(), summary
         ran, question, bodies = ask(kvasir, folder, TASK, ITEM, busy_at_first)
         assert ran.returncode == 0 and len(bodies) == 5, (ran.stderr, len(bodies))
 

@@ -187,6 +187,38 @@ TEST_P(HarnessEngine, ReadsAContextBeforeItsQuestions) {
   }
 }
 
+// Questions on one context are asked some at a time, however many there are.
+TEST_P(HarnessEngine, ManyQuestionsOnOneContext) {
+  const EvalTask task = task_of(R"({"request": "generate", "context": "{{ story }}\n", "prompt": "{{ who }}? ",
+      "turns": "questions", "references": "a", "metrics": ["exact_match"], "max_tokens": 3})");
+  nlohmann::ordered_json record{{"story", "The fox was old."}, {"a", "x"}};
+  for (int i = 0; i < 100; ++i)
+    record["questions"].push_back({{"who", std::string(1, static_cast<char>('a' + i % 7))}});
+  const auto item = make_item(task, record, 0, {});
+  ASSERT_TRUE(item.ok()) << item.status().message();
+  for (const Reading reading : {Reading::kContextFirst, Reading::kConversation}) {
+    std::size_t most = 0;
+    TaskRun run{.task = &task, .items = std::span(&*item, 1)};
+    run.ask.policy = GetParam();
+    run.ask.reading = reading;
+    run.progress = [&](std::size_t, std::size_t) {
+      most = std::max(most, static_cast<std::size_t>(engine_->unfinished()));
+      return true;
+    };
+    const auto results = run_task(*subject_, run);
+    ASSERT_TRUE(results.ok()) << results.status().message();
+    ASSERT_EQ(results->size(), 100U);
+    for (const QuestionResult& result : *results) {
+      ASSERT_EQ(result.error, "");
+      if (reading == Reading::kContextFirst) {
+        EXPECT_EQ(result.answer.text, (*results)[result.question % 7].answer.text) << result.question;
+      }
+    }
+    EXPECT_GT(most, 1U);
+    EXPECT_LE(most, 33U);
+  }
+}
+
 TEST_P(HarnessEngine, ScoresWholeTexts) {
   const EvalTask task = task_of(kRolling);
   const std::vector<TaskItem> items = items_of(task);
