@@ -225,8 +225,6 @@ Result<PromiseResult> evaluate_promise(const std::shared_ptr<LoadedModel>& model
   const std::unique_ptr<RetentionPolicy> largest = terms.budget.policy(terms.budget.most());
   KVASIR_RETURN_IF_ERROR(add_reader(first->clone(), *largest));
   for (const std::int64_t budget : options.fixed) {
-    if (budget < 1 || budget > terms.budget.most())
-      return invalid_argument("a fixed budget of {} is outside 1 to {}", budget, terms.budget.most()).about({"fixed"});
     KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, terms.budget.try_policy(budget));
     const std::unique_ptr<RetentionPolicy> same = policy->clone();
     KVASIR_RETURN_IF_ERROR(add_reader(std::move(policy), *same));

@@ -23,7 +23,7 @@ struct PromiseOptions {
   std::string policy;               // of the promise, with its first budget
   QualityOptions quality;           // the promise
   std::vector<std::int64_t> fixed;  // budgets that are measured beside it, each without a promise
-  std::int64_t prompt = 512;        // first tokens of the text, read as a prompt
+  std::int64_t prompt = 128;        // first tokens of the text, read as a prompt
   int chunk = 0;                    // of prompts; 0: the policy's own
 };
 

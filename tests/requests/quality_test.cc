@@ -9,6 +9,7 @@
 #include "planning/quality_plan.h"
 #include "requests/request_desk.h"
 #include "support/mebibyte.h"
+#include "tiers/faulty_file.h"
 
 namespace kvasir::test {
 namespace {
@@ -265,6 +266,65 @@ TEST(QualityRequests, AnotherBudgetLeavesTheStateOfThatBudgetAlone) {
   EXPECT_EQ(result.kv.kept, std::llround(runner->sequence().mean_stored()));
 }
 
+// Many promises in the memory of few, with a swap file, quotas, reservations, few places, and some that leave: each has
+// what it has alone, and nothing of any stays.
+TEST(QualityRequests, InACrowdEachHasWhatItHasAlone) {
+  const auto model = quality_model();
+  std::vector<RequestOptions> requests;
+  std::vector<GenerateResult> expected;
+  std::uint64_t most = 0;
+  std::mt19937_64 random(23);
+  for (int i = 0; i < 12; ++i) {
+    const QualityOptions quality{.kl = 0.02, .every = 8 + static_cast<int>(random() % 12), .stride = 4};
+    const std::string& policy = policies_with_budgets()[random() % policies_with_budgets().size()];
+    const int letters = 40 + static_cast<int>(random() % 80);
+    requests.push_back(promising(policy, quality, letters, 40 + static_cast<int>(random() % 40), random() % 1000));
+    expected.push_back(run_alone(requests.back()));
+    const std::unique_ptr<RetentionPolicy> first = std::move(*make_policy(policy));
+    QualityAsk ask{quality, first.get(), model->kv_shape, model->codecs, expected.back().prompt_tokens};
+    ask.tokens = ask.prompt + requests.back().generate.max_tokens;
+    ask.context = model->config.context;
+    ask.vocabulary = model->config.vocabulary;
+    most = std::max(most, quality_terms(ask)->bytes());
+  }
+  std::int64_t preempted = 0, swapped = 0;
+  for (int kind = 0; kind < 8; ++kind) {
+    SCOPED_TRACE(kind);
+    ScheduleLimits limits{.prompt_rows = 20, .running = kind % 2 == 0 ? 64 : 3, .ahead = 0};
+    if (kind == 4) limits.admission = Admission::kReserve;
+    if (kind == 5) limits.stop_mark = 0.9, limits.preempt_mark = 0.95;
+    Desk desk(model, kind % 3 == 2 ? 3 * most : most, limits);
+    if (kind % 4 == 3)
+      desk.queue().swap_to(*SpillFile::create(std::make_unique<FaultyFile>(no_fault), 16 * SpillFile::kPartBytes),
+                           true);
+    if (kind == 6) desk.queue().set_quota(0, {0, most});
+    std::map<RequestId, std::size_t> ids;
+    std::set<RequestId> cancelled;
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      RequestOptions options = requests[i];
+      options.priority = static_cast<int>(random() % 2);
+      options.tenant = kind == 6 ? 0 : static_cast<int>(random() % 2);
+      ids[desk.add(options)] = i;
+      for (auto polls = random() % 10; polls > 0; --polls) ASSERT_NO_FATAL_FAILURE(desk.poll());
+      desk.runner()->cache()->check_invariants({});
+      if (kind != 7 || random() % 3 != 0) continue;
+      const RequestId gone = std::next(ids.begin(), static_cast<std::ptrdiff_t>(random() % ids.size()))->first;
+      if (desk.queue().cancel(gone).ok()) cancelled.insert(gone);
+    }
+    ASSERT_NO_FATAL_FAILURE(desk.run_to_end());
+    for (const auto& [id, i] : ids) {
+      SCOPED_TRACE(requests[i].policy);
+      if (cancelled.count(id) > 0) continue;
+      ASSERT_TRUE(desk.told(id).ended && !desk.told(id).failed) << desk.told(id).status.message();
+      expect_same(desk.told(id).result, expected[i]);
+    }
+    preempted += desk.queue().counters().preempted;
+    swapped += desk.queue().counters().swapped_in;
+  }
+  EXPECT_GT(preempted, 20);
+  EXPECT_GT(swapped, 0);
+}
+
 TEST(QualityRequests, CancelledAtAnyMomentLeavesNothing) {
   for (int polls = 0; polls < 60; ++polls) {
     Desk desk(quality_model(), 16 * kMiB);
@@ -336,6 +396,21 @@ TEST(QualityRequests, RunInExactlyTheMemoryOfTheirPlan) {
       EXPECT_LT(shorter.tokens, 100);
       EXPECT_GT(shorter.tokens, 80);
     }
+}
+
+// With a cache of prefixes a shadow continues what the one before it has read; the figures are the same.
+TEST(QualityRequests, ShadowsContinueEachOtherFromTheCacheOfPrefixes) {
+  const RequestOptions options =
+      promising("streaming:sinks=4,window=60", {.kl = 100, .every = 16, .stride = 4}, 400, 100);
+  Desk cold(quality_model(), 64 * kMiB), warm(quality_model(), 64 * kMiB);
+  warm.queue().cache_prefixes(32 * kMiB);
+  const RequestId one = cold.add(options), other = warm.add(options);
+  ASSERT_NO_FATAL_FAILURE(cold.run_to_end());
+  while (warm.queue().unfinished() > 0) ASSERT_NO_FATAL_FAILURE(warm.poll());
+  expect_same(warm.told(other).result, cold.told(one).result);
+  EXPECT_EQ(cold.queue().counters().shadow_tokens, cold.told(one).result.quality->shadow_tokens);
+  EXPECT_LT(warm.queue().counters().shadow_tokens * 3, cold.queue().counters().shadow_tokens * 2);
+  EXPECT_EQ(warm.queue().counters().prefix_queries, warm.told(other).result.prompt_tokens) << "a shadow's do not count";
 }
 
 TEST(QualityRequests, SizeTheCacheForThemselvesWhereNobodyDoes) {

@@ -247,6 +247,39 @@ def check_kv(server):
     assert status == 400 and got["error"]["code"] == "context_length_exceeded", got
 
 
+def check_quality(server):
+    """A promise of quality: what the answer says of it, its plan, and what is refused."""
+    kv = {"policy": "streaming:sinks=4,window=20", "quality": {"kl": 1e-4, "every": 16, "stride": 4}}
+    body = {"prompt": "Once upon a time there was", "max_tokens": 60, "ignore_eos": True, "seed": 3, "kv": kv}
+    status, got = server.post("/v1/completions", body)
+    assert status == 200, got
+    said = got["kv"]["quality"]
+    assert said["kl_bound"] == 1e-4 and said["checks"] == 3 and said["compared"] == 13 and said["unchecked"] == 12, said
+    assert said["budgets"][0] == [0, 20] and said["budgets"][-1][1] == said["budget"] > 20, said
+    assert said["held"] == (said["kl_mean"] <= 1e-4) and 0 < said["kl_mean"] <= said["kl_max"], said
+    assert f"window={said['budget']}" in got["kv"]["policy"], got["kv"]
+    for field in ("shadow_tokens", "reread_tokens", "shadow_seconds", "shadow_bytes", "rows_bytes"):
+        assert said[field] > 0, (field, said)
+    again = server.post("/v1/completions", body)[1]
+    assert text_of(again) == text_of(got) and again["kv"]["quality"]["budgets"] == said["budgets"]
+    assert again["kv"]["quality"]["kl_mean"] == said["kl_mean"]
+    # Without a check nothing is known, and nothing is claimed.
+    short = server.post("/v1/completions", {**body, "max_tokens": 8})[1]["kv"]["quality"]
+    assert short["held"] is None and short["kl_mean"] is None and short["unchecked"] == 8, short
+    assert "quality" not in server.post("/v1/completions", {**body, "kv": {}})[1]["kv"]
+    status, plan = server.post("/v1/kv/plan", {"prompt_tokens": 300, "max_tokens": 60, "kv": kv})
+    assert status == 200 and plan["fits"] and plan["quality_bytes"] > said["rows_bytes"], plan
+    assert plan["kv_bytes"] > plan["quality_bytes"] and plan["max_tokens_possible"] > 60, plan
+    for bad, param in (({"kl": 0}, "kv.quality"), ({"kl": "x"}, "kv.quality"), ({}, "kv.quality"), (5, "kv.quality"),
+                       ({"kl": 1, "stride": 300}, "kv.quality"), ({"kl": 1, "evry": 5}, "kv.quality"),
+                       ({"kl": 1, "every": 1.5}, "kv.quality"), ({"kl": 1, "most": 4}, "kv.quality")):
+        message = refused(server, "/v1/completions", {**body, "kv": {**kv, "quality": bad}}, param)
+        assert message is None or len(message.splitlines()) == 1
+    refused(server, "/v1/completions", {**body, "kv": {**kv, "policy": "full"}}, "kv.policy")
+    refused(server, "/v1/completions", {**body, "max_tokens": 10 ** 6}, "max_tokens")
+    refused(server, "/v1/completions", {**body, "n": 2}, "kv.quality")
+
+
 def check_plan(server):
     for policy, prompt, more in (("full", 300, 100), ("streaming:sinks=4,window=60", 700, 200), ("h2o:budget=128", 300, 50)):
         done = subprocess.run([server.kvasir, "plan", "-m", server.model, "--json", "--kv", policy, "--ctx",
@@ -474,7 +507,7 @@ def check_sessions(kvasir, model):
 def main(kvasir, model):
     server = Server(kvasir, model)
     try:
-        for check in (check_tokens, check_order, check_choices, check_logprobs, check_kv, check_plan, check_fields):
+        for check in (check_tokens, check_order, check_choices, check_logprobs, check_kv, check_quality, check_plan, check_fields):
             began = time.time()
             check(server)
             print(f"{check.__name__}: {time.time() - began:.1f} s", flush=True)

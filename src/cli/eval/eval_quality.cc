@@ -121,7 +121,7 @@ Status eval_quality(QualityCommand options) {
     if (used < std::ssize(tokens)) tokens.resize(static_cast<std::size_t>(used));
     PromiseResult result;
     {
-      ProgressBar bar(printable(options.files[i], 40), "reading");
+      ProgressBar bar(printable(options.files[i], 40));
       KVASIR_ASSIGN_OR_RETURN(
           result, evaluate_promise(model, tokens, options.promise, [&](std::int64_t done, std::int64_t total) {
             bar.update(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(total), "tokens");

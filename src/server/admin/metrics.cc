@@ -279,8 +279,6 @@ void MetricsImpl::add_engine(Page& page, const StepReport& steps) const {
                static_cast<double>(engine.prefix_hits));
   page.counter("prompt_tokens_recomputed_total", "Tokens run again after preemptions",
                static_cast<double>(engine.recomputed_tokens));
-  page.counter("shadow_tokens_total", "Tokens read to compare policies with the full cache (kv.quality)",
-               static_cast<double>(engine.shadow_tokens));
   page.counter("generation_tokens_total", "Generated tokens", static_cast<double>(engine.generated_tokens));
   page.counter("num_preemptions_total", "Requests that gave up their KV pages and ran again",
                static_cast<double>(engine.preemptions));
@@ -294,6 +292,8 @@ void MetricsImpl::add_engine(Page& page, const StepReport& steps) const {
                    static_cast<double>(engine.mixed_passes));
   page.own_counter("step_mixed_prompt_tokens_total", "Prompt tokens that those passes read; --max-itl bounds them",
                    static_cast<double>(engine.mixed_prompt_rows));
+  page.own_counter("shadow_tokens_total", "Tokens read to compare policies with the full cache (kv.quality)",
+                   static_cast<double>(engine.shadow_tokens));
 }
 
 void MetricsImpl::add_cache(Page& page, const EngineReport& engine) const {
