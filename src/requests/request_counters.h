@@ -25,7 +25,7 @@ struct RequestCounters {
   std::int64_t generated_tokens = 0;
   std::int64_t recomputed_tokens = 0;  // run again after preemptions
   std::int64_t evicted_tokens = 0;     // dropped by policies, of samples that ended
-  std::int64_t shadow_tokens = 0;      // run by shadows, to compare policies with the full cache
+  std::int64_t shadow_tokens = 0;      // run by shadows to compare policies with the full cache
   std::int64_t quality_checks = 0;     // shadows that have measured all they should
   // Requests that ended for lack of memory.
   std::int64_t rejected = 0;      // the memory is too small for them alone

@@ -253,7 +253,8 @@ void RequestPasses::take_results(Request& request) {
   RequestCounters& counters = *parts_.counters;
   counters.recomputed_tokens += request.progress.note_run(task.known_tokens() - task.left());
   if (group.is_shadow()) {
-    counters.shadow_tokens += std::max<std::int64_t>(task.prompt_done() - group.told, 0);
+    const std::int64_t had = std::max(group.told, request.prefix.start_tokens);
+    counters.shadow_tokens += std::max<std::int64_t>(task.prompt_done() - had, 0);
     group.told = std::max(group.told, task.prompt_done());
     parts_.prefixes->publish(request);
     return completion_->end_if_done(request);

@@ -61,8 +61,8 @@ Status check_restore(const nlohmann::json& json) {
   if (json.contains("lora"))
     return invalid_argument("a session keeps its adapters, so 'lora' has no effect; omit it").about({"lora"});
   if (const auto kv = json.find("kv"); kv != json.end() && kv->is_object())
-    for (const auto& [field, name] :
-         {std::pair{"policy", "kv.policy"}, std::pair{"codec", "kv.codec"}, std::pair{"demote", "kv.demote"}})
+    for (const auto& [field, name] : {std::pair{"policy", "kv.policy"}, std::pair{"codec", "kv.codec"},
+                                      std::pair{"demote", "kv.demote"}, std::pair{"quality", "kv.quality"}})
       if (kv->contains(field))
         return invalid_argument("a session keeps its policy and codec, so '{}' has no effect; omit it", name)
             .about({name});
