@@ -96,8 +96,10 @@ bool is_adapter(const std::string& path) {
   return file.ok() && !refuse_adapter(*file).ok();
 }
 
-// Adds the models of a folder: its files, and its folders with a file in them. Says which are adapters.
-Status add_folder(const std::string& folder, const ModelSettings& common, std::vector<ModelChoice>& models) {
+// Adds the models of a folder: its files, and its folders with a file in them. `adapters`: gets the names of files
+// that are LoRA adapters, and so no models.
+Status add_folder(const std::string& folder, const ModelSettings& common, std::vector<ModelChoice>& models,
+                  std::vector<std::string>& adapters) {
   std::error_code error;
   std::vector<std::string> paths;
   for (fs::directory_iterator entry(folder, error); !error && entry != fs::directory_iterator(); entry.increment(error))
@@ -106,7 +108,6 @@ Status add_folder(const std::string& folder, const ModelSettings& common, std::v
     return invalid_argument("models-dir={}: the folder cannot be read: {}", printable(folder, 500), error.message())
         .about({"models_dir"});
   std::ranges::sort(paths);
-  std::vector<std::string> adapters;
   for (const std::string& path : paths) {
     ModelChoice choice;
     choice.settings = common;
@@ -133,11 +134,6 @@ Status add_folder(const std::string& folder, const ModelSettings& common, std::v
     }
     models.push_back(std::move(choice));
   }
-  if (!adapters.empty())
-    note(
-        "kvasir: not offered, for they are LoRA adapters, which --lora or 'lora' in a table [[models]] adds to a "
-        "model: {}\n",
-        printable(fmt::format("{}", fmt::join(adapters, ", ")), 1000));
   return {};
 }
 
@@ -278,13 +274,19 @@ Result<ModelSet> list_models(const ModelSources& sources, const ModelSettings& c
   for (const std::vector<server::ConfigValue>& table : sources.tables.tables) {
     KVASIR_ASSIGN_OR_RETURN(set.models.emplace_back(), read_model_table(sources, table, common));
   }
-  if (!sources.folder.empty()) KVASIR_RETURN_IF_ERROR(add_folder(sources.folder, common, set.models));
+  std::vector<std::string> adapters;
+  if (!sources.folder.empty()) KVASIR_RETURN_IF_ERROR(add_folder(sources.folder, common, set.models, adapters));
   if (sources.pulled) add_pulled(common, set.models);
   KVASIR_RETURN_IF_ERROR(check_names(set.models));
   if (set.models.empty())
     return invalid_argument("there is no model to serve: {} holds none; give one with -m, or another folder",
                             sources.folder.empty() ? "the folder of pulled models" : printable(sources.folder, 500))
         .about({"models_dir"});
+  if (!adapters.empty())
+    note(
+        "kvasir: not offered, for they are LoRA adapters, which --lora or 'lora' in a table [[models]] adds to a "
+        "model: {}\n",
+        printable(fmt::format("{}", fmt::join(adapters, ", ")), 1000));
   set.memory = memory_bound_of(sources, set.models.size());
   if (const std::uint64_t available = memory_bound(); sources.memory > available)
     note("kvasir: --memory {} is more than the {} of memory available: a model may fail to load\n",
