@@ -250,7 +250,7 @@ TEST(ApiBodies, Kv) {
   const auto misspelt = chat(R"({"kv":{"pin":true,"polcy":"full"}})");
   EXPECT_EQ(field(misspelt), "kv");
   EXPECT_EQ(misspelt.status().message(),
-            "'kv' has no field 'polcy'; it has: policy, codec, demote, thoughts, pin, ttl, bypass, inspect");
+            "'kv' has no field 'polcy'; it has: policy, codec, demote, thoughts, quality, pin, ttl, bypass, inspect");
 }
 
 TEST(ApiBodies, KvHints) {
