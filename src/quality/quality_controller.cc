@@ -19,6 +19,7 @@ std::int64_t QualityController::add(std::span<const double> samples) {
   const double total = std::accumulate(samples.begin(), samples.end(), 0.0);
   const double newest = total / static_cast<double>(samples.size());
   sum_ += total;
+  squares_ += std::inner_product(samples.begin(), samples.end(), samples.begin(), 0.0);
   recent_sum_ += total;
   compared_ += std::ssize(samples);
   recent_compared_ += std::ssize(samples);
@@ -26,14 +27,19 @@ std::int64_t QualityController::add(std::span<const double> samples) {
   ++recent_checks_;
   largest_mean_ = std::max(largest_mean_, newest);
   const double recent = recent_sum_ / static_cast<double>(recent_compared_);
-  if (mean() > bound_) {
-    if (recent > bound_ / 2) grow(std::max(recent, mean()) / bound_);
+  const double upper = upper_mean();
+  if (upper > bound_) {
+    if (recent > bound_ / 2) grow(std::max(recent, upper) / bound_);
   } else if (recent > bound_ && (recent_checks_ >= kFewest || newest > 2 * bound_)) {
     grow(recent / bound_);
-  } else if (recent_checks_ >= kFewest && mean() < 0.8 * bound_ && recent < bound_ / 2) {
+  } else if (recent_checks_ >= kFewest && upper < 0.8 * bound_ && recent < bound_ / 2) {
     shrink();
   }
   return budget_;
+}
+
+double QualityController::upper_mean() const {
+  return mean() + std::sqrt(squares_) / static_cast<double>(compared_);
 }
 
 void QualityController::grow(double excess) {

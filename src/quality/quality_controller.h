@@ -1,13 +1,18 @@
 // Decides a policy's budget from the distances that were measured: a pure function of these numbers, which depend on
 // tokens alone. So the same text gets the same budgets, whatever runs beside it.
 //
-// With B the bound, M the mean of all samples so far, and R that of the samples since the budget last changed:
+// With B the bound, M the mean of all n samples so far, R that of the samples since the budget last changed, and
 //
-//   M > B       grows, if R > B / 2: otherwise the mean is on its way down
-//   M <= B      grows, if R > B over two checks or more, or the newest check is above 2 B
-//               shrinks by a fifth, if M < 0.8 B and R < B / 2 over two checks or more
+//   U = M + sqrt(sum of x^2 over all samples x) / n
 //
-// It grows by a half; twofold if R (or M, if that is above B) is more than 2 B, threefold if it is more than 4 B. A
+// (a standard error above M, and a little more: divergences have a long tail, and the promise is about all tokens, of
+// which few are samples; unlike the standard error, U grows with each sample):
+//
+//   U > B       grows, if R > B / 2: otherwise the mean is on its way down
+//   U <= B      grows, if R > B over two checks or more, or the newest check is above 2 B
+//               shrinks by a fifth, if U < 0.8 B and R < B / 2 over two checks or more
+//
+// It grows by a half; twofold if R (or U, if that is above B) is more than 2 B, threefold if it is more than 4 B. A
 // budget that was too small is not returned to, nor one below it, for 16 checks: so the budget settles.
 //
 // For the same samples before it, a larger newest sample never gives a smaller budget.
@@ -44,6 +49,7 @@ class QualityController {
   bool holds() const { return compared_ > 0 && mean() <= bound_; }
 
  private:
+  double upper_mean() const;  // U
   void grow(double excess);
   void shrink();
   void set_budget(std::int64_t budget);
@@ -52,6 +58,7 @@ class QualityController {
   Range range_;
   std::int64_t budget_;
   double sum_ = 0;
+  double squares_ = 0;
   std::int64_t compared_ = 0;
   std::int64_t checks_ = 0;
   double largest_mean_ = 0;
