@@ -42,6 +42,14 @@ def alike(output, a, b, within, key="nll"):
     return "disagrees" if abs(pair) - 2 * error > within else "open"
 
 
+def differ(output, a, b, by, key="nll"):
+    """Says whether a is below b by more than `by`, two standard errors included."""
+    pair, error = difference(output, a, b, key)
+    if pair + 2 * error < -by:
+        return "agrees"
+    return "disagrees" if pair - 2 * error > -by else "open"
+
+
 def signed(output, a, b, key="nll"):
     return "{:+.4f} ± {:.4f}".format(*difference(output, a, b, key))
 
