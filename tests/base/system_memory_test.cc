@@ -108,7 +108,8 @@ TEST_F(SystemMemory, OfAGroupOfVersion1) {
   old_group("/a", "9223372036854771712\n", mib(9000));
   old_group("/a/b", "9223372036854771712\n", mib(9000));
   EXPECT_EQ(available(), kSystem);
-  old_group("/a/b", mib(64), mib(50), "inactive_file 1\ntotal_active_file " + mib(5) + "total_inactive_file " + mib(20));
+  old_group("/a/b", mib(64), mib(50),
+            "inactive_file 1\ntotal_active_file " + mib(5) + "total_inactive_file " + mib(20));
   EXPECT_EQ(available(), 39 * kMiB);
   // A limit above that is not visible.
   old_group("/a/b", mib(64), mib(20), "hierarchical_memory_limit " + mib(48));
