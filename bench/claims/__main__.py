@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Measures what the sources claim, and writes a table of verdicts:
 
-  python3 bench/claims --kvasir build/release/bin/kvasir --books FOLDER --out RESULTS [--model MODEL] [--only NAME ...] [--table FILE.md]
+  python3 bench/claims --books FOLDER --out RESULTS [--kvasir PROGRAM] [--model MODEL] [--only NAME ...] [--table FILE.md]
 
-FOLDER has .txt files: each is a text, and results are paired by text. Runs that are in RESULTS are not run again. --list prints
-the claims; --missing leaves out what has not been run instead of running it.
+FOLDER has .txt files: each is a text, and results are paired by text. --mmlu names the folder of MMLU's `test` and `dev`; claims that
+need it are left out without it. Runs that are in RESULTS are not run again. --list prints the claims; --missing leaves out what has not
+been run instead of running it.
 """
 import argparse
 import pathlib
@@ -21,16 +22,25 @@ CLAIMS = [claim for part in (lazy_pruning, cascade, article, lethe, synckv) for 
 WORDS = {"agrees": "agrees", "disagrees": "**disagrees**", "open": "no verdict"}
 
 
+def outputs(results, claim, run):
+    """Returns the outputs of a claim's runs by name, or None where one is missing."""
+    found = {}
+    for name, args in claim.runs_of(results.values).items():
+        if run:
+            found[name] = results.run(name, args(found) if callable(args) else args)
+        else:
+            found[name] = results.stored(name)
+        if found[name] is None:
+            return None
+    return found
+
+
 def rows(results, claims, run):
+    """Yields each claim that has a verdict with its line of the table."""
     for claim in claims:
-        found = {}
-        for name, args in claim.runs.items():
-            if run:
-                found[name] = results.run(name, args(found) if callable(args) else args)
-            else:
-                found[name] = results.stored(name)
-        if None not in found.values():
-            yield f"| {claim.source} | {claim.says} | {claim.ours(found)} | {WORDS[claim.verdict(found)]} | {claim.reason} | `{claim.name}` |"
+        found = outputs(results, claim, run)
+        if found is not None:
+            yield claim, f"| `{claim.name}` | {claim.says} | {claim.ours(found)} | {WORDS[claim.verdict(found)]} | {claim.reason} |"
 
 
 def main():
@@ -39,8 +49,9 @@ def main():
     parser.add_argument("--kvasir", default=str(here / "build/release/bin/kvasir"))
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--mini", default=str(here / "models/kvasir-mini-16m-q8_0.gguf"))
-    parser.add_argument("--books", required=True)
-    parser.add_argument("--out", required=True)
+    parser.add_argument("--books")
+    parser.add_argument("--mmlu")
+    parser.add_argument("--out")
     parser.add_argument("--only", nargs="+", default=[])
     parser.add_argument("--table")
     parser.add_argument("--list", action="store_true")
@@ -51,15 +62,20 @@ def main():
         for claim in claims:
             print(f"{claim.source}: {claim.name}: {claim.says}")
         return
-    bin_folder = str(pathlib.Path(options.kvasir).parent)
-    values = {"model": options.model, "mini": options.mini, "books": options.books, "bin": bin_folder, "out": options.out}
-    results = Results(options.out, options.kvasir, values)
-    lines = ["| source | claim | measured | verdict | why | name |", "|---|---|---|---|---|---|"]
-    for line in rows(results, claims, not options.missing):
+    if not options.books or not options.out:
+        parser.error("--books and --out are required")
+    values = {"model": options.model, "mini": options.mini, "books": options.books, "mmlu": options.mmlu, "out": options.out,
+              "bin": str(pathlib.Path(options.kvasir).parent), "bench": str(here / "bench")}
+    claims = [claim for claim in claims if all(values[need] for need in claim.needs)]
+    lines, source = [], None
+    for claim, line in rows(Results(options.out, options.kvasir, values), claims, not options.missing):
         print(line, flush=True)
+        if claim.source != source:
+            source = claim.source
+            lines += ["", f"## {source}", "", "| claim | what it says | measured | verdict | why |", "|---|---|---|---|---|"]
         lines.append(line)
     if options.table:
-        pathlib.Path(options.table).write_text("\n".join(lines) + "\n")
+        pathlib.Path(options.table).write_text("\n".join(lines[1:]) + "\n")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,9 @@ BATCH = {f"article-batch-{t}": ["bench", "-m", "{model}", "--prefill", 0, "--dec
                                 "--kv-type", t, "--json"] for t in ("f16", "q8", "q4")}
 
 
+SHARED = {"article-shared": ["{bench}/shared_prompt.py", "{bin}/kvasir", "{model}", "--json"]}
+
+
 def kept(r, i):
     return f"{f.mean(r['article-eviction'], i, 'kld_mean'):.4f}"
 
@@ -42,8 +45,25 @@ def swaps(r):
     return [(int(row[0]), float(row[2]), float(row[5])) for row in rows]
 
 
-def batches(r, codec):
-    return [figure["tokens_per_s"] for figure in r[f"article-batch-{codec}"]["figures"] if figure["test"] == "decode"]
+def batches(r, codec, key="tokens_per_s"):
+    return [figure[key] for figure in r[f"article-batch-{codec}"]["figures"] if figure["test"] == "decode"]
+
+
+def share_of_bandwidth(r, codec):
+    return [read / r[f"article-batch-{codec}"]["read_gigabytes_per_s"] for read in batches(r, codec, "gigabytes_per_s")]
+
+
+def without(r, key):
+    return r["article-shared"][0][key]
+
+
+def shared(r, key):
+    return r["article-shared"][1][key]
+
+
+def of_plan(r):
+    """Returns what the requests held without sharing, over what the plan of one foretells times their number."""
+    return without(r, "held_bytes") / (without(r, "requests") * without(r, "plan")["kv_bytes"])
 
 
 CLAIMS = [
@@ -87,4 +107,15 @@ CLAIMS = [
           lambda r: "; ".join(f"{t}: " + ", ".join(f"{s:.0f}" for s in batches(r, t)) for t in ("f16", "q8", "q4")) +
           " tokens/s at batches of 1, 4, 16, 64",
           lambda r: "agrees" if batches(r, "q4")[3] > batches(r, "f16")[3] > batches(r, "f16")[0] else "disagrees"),
+    Claim("bandwidth", SOURCE, "Decoding is bound by the bytes that a step reads", BATCH,
+          lambda r: "; ".join(f"{t}: " + ", ".join(f"{100 * s:.0f}" for s in share_of_bandwidth(r, t)) for t in ("f16", "q8", "q4")) +
+          f"% of {r['article-batch-f16']['read_gigabytes_per_s']:.0f} GB/s",
+          lambda r: "agrees" if share_of_bandwidth(r, "f16")[0] > 0.7 else "disagrees"),
+    Claim("shared-prompt", SOURCE, "A system prompt of 2,000 tokens that 64 requests share is stored once", SHARED,
+          lambda r: f"{shared(r, 'computed_tokens'):,} of {shared(r, 'prompt_tokens'):,} prompt tokens computed, {shared(r, 'held_bytes') / 2**20:.0f} "
+                    f"of {without(r, 'held_bytes') / 2**20:.0f} MiB held, {shared(r, 'seconds'):.1f} of {without(r, 'seconds'):.1f} s",
+          lambda r: "agrees" if shared(r, "held_bytes") < 0.2 * without(r, "held_bytes") else "disagrees"),
+    Claim("memory-per-user", SOURCE, "Memory is 2 x layers x KV heads x head size x bytes x tokens, for each user", SHARED,
+          lambda r: f"{without(r, 'held_bytes') / 2**20:.1f} MiB held by {without(r, 'requests')} requests, {of_plan(r):.3f} of what `plan` foretells",
+          lambda r: "agrees" if 0.9 < of_plan(r) <= 1 else "disagrees"),
 ]

@@ -1,4 +1,6 @@
 """Willette et al., Cascading KV Cache (arXiv 2406.17808)."""
+import math
+
 import figures as f
 from claim import Claim
 from lazy_pruning import kv
@@ -13,9 +15,53 @@ ABLATIONS = {f"cascade-ablations-{name}": ["eval", "ppl", "-m", model, "-f", "{b
                                            "--compare-full", "--json",
                                            *kv("streaming:sinks=4,window=512", *(f"cascade:size=512,{a}" for a in ABLATE))]
              for name, model, chunk in (("smollm2", "{model}", 32), ("mini", "{mini}", 32))}
-RESTREAM = {"cascade-restream": ["eval", "restream", "-m", "{model}", "-f", "{books}/hard-times.txt", "--fill", 7168, "--distances",
-                                 "512,1024,2048,3072,4096", "--json",
-                                 *kv("streaming:sinks=4,window=2048", *(f"cascade:size=2048,n={n}" for n in (1, 2, 4)))]}
+DISTANCES = (512, 1024, 2048, 3072, 4096)
+MMLU = {"cascade-mmlu": ["eval", "tasks", "mmlu", "-m", "{model}", "--json",
+                         *(part for subject in ("high_school_european_history", "high_school_us_history", "high_school_world_history",
+                                                "professional_law")
+                           for part in ("--data", f"{{mmlu}}/test/{subject}_test.csv")),
+                         "--limit", 24, *kv("full", "streaming:sinks=4,window=512", "cascade:size=512,n=4")]}
+
+
+def whole(values):
+    """A run for each whole book."""
+    return {f"cascade-whole-{book}": ["eval", "ppl", "-m", "{model}", "-f", f"{{books}}/{book}.txt", "--skip", 16384, "--chunk", 256, "--json",
+                                      *kv("streaming:sinks=4,window=2048", "cascade:size=2048,n=4")] for book in f.books(values)}
+
+
+def of_whole(r, policy):
+    return [output["runs"][policy]["nll"] for output in r.values()]
+
+
+def restream(values):
+    """A run for each book: 4,096 tokens are read, and what lies up to 4,096 tokens back is read again."""
+    return {f"cascade-restream-{book}": ["eval", "restream", "-m", "{model}", "-f", f"{{books}}/{book}.txt", "--fill", 4096, "--distances",
+                                         ",".join(map(str, DISTANCES)), "--json",
+                                         *kv("streaming:sinks=4,window=2048", *(f"cascade:size=2048,n={n}" for n in (2, 4)))]
+            for book in f.books(values)}
+
+
+def again(r, policy, distance):
+    """Returns the nats per token of each book when it is read again."""
+    return [output["runs"][policy]["distances"][DISTANCES.index(distance)]["nll"] for output in r.values()]
+
+
+def again_less(r, distance):
+    return f.paired(again(r, 2, distance), again(r, 0, distance))
+
+
+def correct(r, policy):
+    """Returns 1 or 0 for each question of MMLU."""
+    return [question["scores"]["acc"] for cell in r["cascade-mmlu"]["cells"][policy::3] for question in cell["questions"]]
+
+
+def at_chance(r):
+    right = correct(r, 0)
+    return sum(right) / len(right) < 0.25 + 2 * math.sqrt(0.25 * 0.75 / len(right))
+
+
+def mmlu_verdict(r):
+    return "open" if at_chance(r) else f.less(f.paired(correct(r, 1), correct(r, 2)))
 
 
 def ablation(a, b):
@@ -32,6 +78,18 @@ CLAIMS = [
             lambda r, size=size: "; ".join(f"`n={n}`: {f.signed(r[f'cascade-{size}'], 1 + i, 0)} nats" for i, n in enumerate((1, 2, 4))) +
             f" against {f.ppl(r[f'cascade-{size}'], 0):.2f}",
             lambda r, size=size: f.below(r[f"cascade-{size}"], 3, 0)) for size in (2048, 4096)),
+    Claim("whole-books", SOURCE, "The same over whole books", whole,
+          lambda r: f"`n=4` of 2,048 less Start+Recent: {f.said(f.paired(of_whole(r, 1), of_whole(r, 0)))} nats over {len(r)} books",
+          lambda r: f.less(f.paired(of_whole(r, 1), of_whole(r, 0)))),
+    Claim("restream", SOURCE, "A cascade of 2,048 predicts what is read again from 4,096 tokens back, where a window of 2,048 has lost it", restream,
+          lambda r: "`n=4` less Start+Recent, nats of the tokens read again: " + "; ".join(
+              f"{d:,} back {f.said(again_less(r, d))}" for d in DISTANCES),
+          lambda r: f.all_of(*(f.less(again_less(r, d)) for d in (3072, 4096)))),
+    Claim("mmlu", SOURCE, "With five long examples (MMLU: history, law) a cascade answers more questions than Start+Recent", MMLU,
+          lambda r: ", ".join(f"{name} {100 * sum(correct(r, i)) / len(correct(r, i)):.0f}%" for i, name in
+                              enumerate(("`full`", "`streaming`", "`cascade`"))) + f" of {len(correct(r, 0))} questions" +
+          (": at chance" if at_chance(r) else ""),
+          mmlu_verdict, needs=("mmlu",)),
     Claim("selection", SOURCE, "Choosing tokens by attention is better than dropping whatever is not accepted", ABLATIONS,
           *ablation("n=4", "n=4,select=off")),
     Claim("mean", SOURCE, "The mean over heads is the best reduction: better than the median", ABLATIONS, *ablation("n=4", "n=4,reduce=median")),

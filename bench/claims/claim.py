@@ -13,7 +13,8 @@ class Claim:
     """One sentence of a source that can be measured here.
 
     `runs` maps a name to the arguments of `kvasir` (a list), or of another program (a list whose first element is a path
-    with a slash). `{model}`, `{mini}` and `{books}` are replaced. `ours` and `verdict` get the outputs by name: a parsed
+    with a slash). `{model}`, `{mini}` and `{books}` are replaced. It may be a function that makes the map from those values.
+    `needs` names optional inputs without which the claim is left out. `ours` and `verdict` get the outputs by name: a parsed
     object where the program printed JSON, else text. `verdict` returns "agrees", "disagrees" or "open".
     """
     name: str
@@ -23,6 +24,10 @@ class Claim:
     ours: object
     verdict: object
     reason: str = ""
+    needs: tuple = ()
+
+    def runs_of(self, values):
+        return self.runs(values) if callable(self.runs) else self.runs
 
 
 class Results:

@@ -1,6 +1,30 @@
 """Figures of the outputs of kvasir's commands. A policy is named by its place among --kv."""
 import math
+import pathlib
 import statistics
+
+
+def books(values):
+    """Returns the names of the texts, without `.txt`."""
+    return sorted(path.stem for path in pathlib.Path(values["books"]).glob("*.txt"))
+
+
+def paired(a, b):
+    """Returns mean and standard error of the differences a - b; the error of one pair is infinite."""
+    pairs = [x - y for x, y in zip(a, b, strict=True)]
+    return statistics.fmean(pairs), statistics.stdev(pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else math.inf
+
+
+def less(pair):
+    """Says whether a difference is below 0: "agrees" where it is by two standard errors, "disagrees" where it is above by them."""
+    mean, error = pair
+    if abs(mean) <= 2 * error:
+        return "open"
+    return "agrees" if mean < 0 else "disagrees"
+
+
+def said(pair):
+    return "{:+.4f} ± {:.4f}".format(*pair)
 
 
 def of_texts(output, policy, key):
@@ -20,18 +44,12 @@ def ppl(output, policy):
 
 def difference(output, a, b, key="nll"):
     """Returns mean and standard error of a - b, paired by text."""
-    pairs = [x - y for x, y in zip(of_texts(output, a, key), of_texts(output, b, key), strict=True)]
-    if len(pairs) < 2:
-        return pairs[0], math.inf
-    return statistics.fmean(pairs), statistics.stdev(pairs) / math.sqrt(len(pairs))
+    return paired(of_texts(output, a, key), of_texts(output, b, key))
 
 
 def below(output, a, b, key="nll"):
-    """Says whether a is below b: "agrees" where it is by two standard errors, "disagrees" where it is above by them."""
-    pair, error = difference(output, a, b, key)
-    if abs(pair) <= 2 * error:
-        return "open"
-    return "agrees" if pair < 0 else "disagrees"
+    """Says whether a is below b."""
+    return less(difference(output, a, b, key))
 
 
 def alike(output, a, b, within, key="nll"):
@@ -51,7 +69,7 @@ def differ(output, a, b, by, key="nll"):
 
 
 def signed(output, a, b, key="nll"):
-    return "{:+.4f} ± {:.4f}".format(*difference(output, a, b, key))
+    return said(difference(output, a, b, key))
 
 
 def all_of(*verdicts):

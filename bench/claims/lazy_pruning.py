@@ -6,6 +6,7 @@ SOURCE = "Lazy pruning"
 STREAM = ["eval", "ppl", "-m", "{model}", "-f", "{books}", "--tokens", 16384, "--skip", 8192, "--chunk", 256, "--json"]
 SINKS = ["eval", "ppl", "-m", "{model}", "-f", "{books}", "--window", 2048, "--windows", 1, "--chunk", 256, "--json"]
 CAP = 7936
+PERIODS = (1, 16, 64, 256)
 
 
 def kv(*policies):
@@ -18,17 +19,26 @@ def speed_ratio(bench, a, b):
     return speeds[a] / speeds[b]
 
 
+def prunes(r):
+    return [run["layers"][0]["prunes"] for run in r["lazy-prunes"]["runs"]]
+
+
 SPEED = {"lazy-speed": ["bench", "-m", "{model}", "--prefill", 0, "--decode", 256, "--depth", 8192, "--repeat", 5, "--json",
                         *kv(f"streaming:cap={CAP},realign=rotate", f"streaming:cap={CAP},every=64,realign=rotate",
                             f"streaming:cap={CAP}", f"streaming:cap={CAP},every=64")]}
-EVERY = {"lazy-every": [*STREAM, *kv("full", f"window:size={CAP}", *(f"streaming:cap={CAP},every={r}" for r in (1, 16, 64, 256)))]}
+EVERY = {"lazy-every": [*STREAM, *kv("full", f"window:size={CAP}", *(f"streaming:cap={CAP},every={r}" for r in PERIODS))]}
 RECOMPUTE = {"lazy-recompute": ["eval", "ppl", "-m", "{model}", "-f", "{books}/hard-times.txt", "--tokens", 8192, "--skip", 2048,
                                 "--json", *kv("recompute:size=1024,stride=32", "streaming:cap=1024", "streaming:cap=1024,every=64",
                                              "streaming:cap=1024,realign=rotate", "streaming:cap=1024,every=64,realign=rotate")]}
+MINI_EVERY = {"lazy-every-mini": ["eval", "ppl", "-m", "{mini}", "-f", "{books}", "--tokens", 8192, "--skip", 4096, "--chunk", 256, "--json",
+                                  *kv(*(f"streaming:sinks=32,cap=2048,every={r}" for r in PERIODS))]}
 KNOBS = {"lazy-knobs": ["eval", "ppl", "-m", "{model}", "-f", "{books}", "--tokens", 6144, "--skip", 2048, "--chunk", 256, "--json",
                         *kv("streaming:cap=1024,every=64", "streaming:cap=1024,every=64,slack=64",
                             "streaming:cap=1024,every=64,max_drop=8", "streaming:cap=1024,every=64,overlap=64",
                             "streaming:cap=1024,every=64,refresh=64")]}
+PRUNES = {"lazy-record": ["record", "-m", "{mini}", "-f", "{books}/hard-times.txt", "--tokens", 1024, "--out", "{out}/attention.npy", "--json"],
+          "lazy-prunes": ["replay", "--trace", "{out}/attention.npy", "--json",
+                          *(part for r in PERIODS for part in ("--policy", f"streaming:cap=256,every={r}"))]}
 COUNT = {"lazy-sinks": [*SINKS, *kv("full", "window:size=512", *(f"streaming:sinks={s},window={512 - s}" for s in (1, 2, 4, 8, 32)))]}
 
 CLAIMS = [
@@ -45,9 +55,15 @@ CLAIMS = [
               f"{f.mean(r['lazy-recompute'], i, 'cache_op_ms') * 1000:.0f} and {f.mean(r['lazy-recompute'], i + 1, 'cache_op_ms') * 1000:.0f} µs with "
               f"{name}, of {f.mean(r['lazy-recompute'], i, 'forward_ms'):.1f} ms" for i, name in ((3, "`realign=rotate`"), (1, "frames"))),
           lambda r: "agrees" if f.mean(r["lazy-recompute"], 3, "cache_op_ms") > 5 * f.mean(r["lazy-recompute"], 4, "cache_op_ms") else "disagrees"),
+    Claim("prune-counts", SOURCE, "A text of N tokens is pruned (N - C) / R times, rounded down", PRUNES,
+          lambda r: "; ".join(f"`every={e}`: {n}" for e, n in zip(PERIODS, prunes(r))) + " of 1,024 tokens keeping 256",
+          lambda r: "agrees" if prunes(r) == [(1024 - 256) // e for e in PERIODS] else "disagrees"),
     Claim("every-keeps-quality", SOURCE, "Perplexity does not depend on how many tokens a prune takes, 1 to 256", EVERY,
-          lambda r: "; ".join(f"`every={e}`: {f.ppl(r['lazy-every'], 2 + i):.3f}" for i, e in enumerate((1, 16, 64, 256))),
+          lambda r: "; ".join(f"`every={e}`: {f.ppl(r['lazy-every'], 2 + i):.3f}" for i, e in enumerate(PERIODS)),
           lambda r: f.all_of(*(f.alike(r["lazy-every"], 2 + i, 2, 0.005) for i in (1, 2, 3)))),
+    Claim("every-keeps-quality-2048", SOURCE, "The same at a cap of 2,048 with 32 sinks", MINI_EVERY,
+          lambda r: "bundled model: " + "; ".join(f"`every={e}`: {f.ppl(r['lazy-every-mini'], i):.3f}" for i, e in enumerate(PERIODS)),
+          lambda r: f.all_of(*(f.alike(r["lazy-every-mini"], i, 0, 0.005) for i in (1, 2, 3)))),
     Claim("beyond-context", SOURCE, "Beyond the trained context the full cache fails, Start+Recent does not", EVERY,
           lambda r: f"perplexity of tokens 8,192 to 16,384: `full` {f.ppl(r['lazy-every'], 0):.1f}, `streaming` {f.ppl(r['lazy-every'], 2):.2f}",
           lambda r: f.below(r["lazy-every"], 2, 0)),

@@ -18,13 +18,29 @@ def equal(found):
 EQUAL = {**TAU, "lethe-equal": equal}
 SPEED = {"lethe-speed": ["bench", "-m", "{model}", "--prefill", 0, "--decode", 16, "--depth", 2048, "--batch", "1,8,32", "--repeat", 3, "--json",
                          *kv("full", "lethe:max=512")]}
-SPARSITY = {"lethe-sparsity": ["inspect", "-m", "{model}", "-f", "{books}/hard-times.txt", "--tokens", 2048, "--json"]}
+SPARSITY = {"lethe-sparsity": ["inspect", "-m", "{model}", "-f", "{books}/hard-times.txt", "--tokens", 2048, "--json"],
+            "lethe-kept": ["inspect", "-m", "{model}", "-f", "{books}/hard-times.txt", "--tokens", 2048, "--json", "--kv", "lethe:tau=400,start=128"]}
+LONG = {"lethe-long": ["bench", "-m", "{mini}", "--prefill", 0, "--decode", 64, "--depth", "1500,5000,10000,20000", "--repeat", 3, "--json",
+                       *kv("full", "lethe:max=1024")]}
 ANSWER = {"lethe-answer": ["eval", "ppl", "-m", "{model}", "-f", "{books}", "--tokens", 4096, "--prefill", 512, "--compare-full", "--json",
                            *kv("full", "full+lethe:tau=400,start=512", "full+lethe:tau=400,start=512,max=1024")]}
 
 
-def speeds(r, policy):
-    return [x for x in r["lethe-speed"]["figures"] if x["policy"].startswith(policy)]
+def speeds(r, policy, run="lethe-speed"):
+    return [x for x in r[run]["figures"] if x["policy"].startswith(policy)]
+
+
+def by_layer(r, run, figure):
+    return [figure(layer) for layer in r[run]["layers"]]
+
+
+def sparsity(r):
+    return by_layer(r, "lethe-sparsity", lambda layer: layer["hoyer_mean"])
+
+
+def kept_last(r):
+    """Returns the tokens that each layer's last queries see."""
+    return by_layer(r, "lethe-kept", lambda layer: layer["seen"][-1])
 
 
 CLAIMS = [
@@ -40,6 +56,16 @@ CLAIMS = [
           lambda r: "; ".join(f"batch {a['batch']}: {b['tokens_per_s'] / a['tokens_per_s']:.2f} times, {b['kv_bytes'] / a['kv_bytes']:.2f} of the memory"
                               for a, b in zip(speeds(r, "full"), speeds(r, "lethe"))),
           lambda r: "agrees" if speeds(r, "lethe")[-1]["tokens_per_s"] > 1.5 * speeds(r, "full")[-1]["tokens_per_s"] else "disagrees"),
+    Claim("sparsity", SOURCE, "Layers differ in how sparse their attention is, so one budget for all is wrong", SPARSITY,
+          lambda r: f"Hoyer's sparsity {min(sparsity(r)):.2f} to {max(sparsity(r)):.2f} by layer; `lethe` keeps {min(kept_last(r)):.0f} to "
+                    f"{max(kept_last(r)):.0f} of 2,048 tokens",
+          lambda r: "agrees" if max(sparsity(r)) - min(sparsity(r)) > 0.1 and max(kept_last(r)) > 1.5 * min(kept_last(r)) else "disagrees"),
+    Claim("long-generation", SOURCE, "Memory and speed stay flat over 1,500 to 20,000 generated tokens", LONG,
+          lambda r: "bundled model: " + "; ".join(
+              f"{a['depth']:,}: {b['tokens_per_s'] / a['tokens_per_s']:.2f} times, {b['kv_bytes'] / 2**20:.1f} of {a['kv_bytes'] / 2**20:.1f} MiB"
+              for a, b in zip(speeds(r, "full", "lethe-long"), speeds(r, "lethe", "lethe-long"))),
+          lambda r: "agrees" if speeds(r, "lethe", "lethe-long")[-1]["kv_bytes"] < 1.5 * speeds(r, "lethe", "lethe-long")[0]["kv_bytes"] and
+          speeds(r, "lethe", "lethe-long")[-1]["tokens_per_s"] > 0.8 * speeds(r, "lethe", "lethe-long")[0]["tokens_per_s"] else "disagrees"),
     Claim("long-answers", SOURCE, "Answers of thousands of tokens lose little", ANSWER,
           lambda r: "; ".join(f"{f.signed(r['lethe-answer'], i, 0)} nats keeping {f.mean(r['lethe-answer'], i, 'kept_mean'):.0f} of "
                               f"{f.mean(r['lethe-answer'], 0, 'kept_mean'):.0f}" for i in (1, 2)),

@@ -4,7 +4,8 @@
   table.py RESULTS [--against streaming] [--codecs f16,q8,q4]
 
 RESULTS is the grid's folder of results. `kept` is the mean number of tokens that a pass saw. KL is the mean divergence from the
-full f16 cache in nats per token; its difference from the policy --against, at the same budget, is paired token by token.
+full f16 cache in nats per token; its difference from the policy --against, at the same budget, is paired by window, as is its
+standard error.
 """
 import argparse
 import json
@@ -31,7 +32,9 @@ def budget_of(policy):
 
 def paired(cell, other):
     pairs = [a - b for a, b in zip(cell["tokens"]["kld"], other["tokens"]["kld"], strict=True)]
-    return statistics.fmean(pairs), statistics.stdev(pairs) / math.sqrt(len(pairs))
+    scored = cell["window"] - 1 - (cell["prefill"] or cell["window"] // 2)
+    windows = [statistics.fmean(pairs[i:i + scored]) for i in range(0, len(pairs), scored)]
+    return statistics.fmean(windows), statistics.stdev(windows) / math.sqrt(len(windows)) if len(windows) > 1 else math.nan
 
 
 def main():

@@ -91,17 +91,17 @@ struct Run {
   KvCacheShape shape;
 };
 
-// The full cache's logits of the rows that some policy has yet to be compared with.
+// The full cache's logits of a text's rows that some policy has yet to be compared with.
 class KeptRows {
  public:
   explicit KeptRows(int vocabulary) : vocabulary_(static_cast<std::size_t>(vocabulary)) {}
 
-  void clear() {
-    logits_.clear();
-    first_ = 0;
+  void append(const ReadPass& pass) {
+    if (logits_.empty()) first_ = pass.first;
+    logits_.insert(logits_.end(), pass.logits.begin(), pass.logits.end());
   }
-  void append(const ReadPass& pass) { logits_.insert(logits_.end(), pass.logits.begin(), pass.logits.end()); }
   void drop_before(std::int64_t row) {
+    if (row <= first_) return;
     const auto gone = std::min(logits_.size(), static_cast<std::size_t>(row - first_) * vocabulary_);
     logits_.erase(logits_.begin(), logits_.begin() + static_cast<std::ptrdiff_t>(gone));
     first_ += static_cast<std::int64_t>(gone / vocabulary_);
@@ -118,40 +118,44 @@ class KeptRows {
   std::vector<float> logits_;
 };
 
-// Policies that read the same text in parallel: the least advanced runs its next pass.
+// Policies that read the same texts in parallel: the least advanced runs its next pass. Each reads the windows of a
+// group together.
 class SideBySide {
  public:
-  SideBySide(const std::shared_ptr<LoadedModel>& model, std::span<const TokenId> tokens,
+  SideBySide(const std::shared_ptr<LoadedModel>& model, std::span<const std::vector<TokenId>> texts,
              const PerplexityOptions& options, Progress progress)
-      : model_(model),
-        tokens_(tokens),
-        options_(options),
-        progress_(std::move(progress)),
-        full_rows_(model->config.vocabulary) {}
+      : model_(model), texts_(texts), options_(options), progress_(std::move(progress)) {}
 
-  Result<std::vector<PerplexityResult>> run(std::span<const Run> runs) {
+  // Returns the results of each run on each text: [texts][runs].
+  Result<std::vector<std::vector<PerplexityResult>>> run(std::span<const Run> runs) {
+    list_windows();
     KVASIR_RETURN_IF_ERROR(make_tracks(runs));
-    const auto total = static_cast<std::int64_t>(tokens_.size());
-    const std::int64_t window = options_.window > 0 ? options_.window : total;
-    const Vocabulary& vocabulary = model_->tokenizer->vocabulary();
-    total_ = total / window * window;
-    std::vector<TokenId> part;
-    for (before_ = 0; before_ + window <= total; before_ += window) {
-      part.assign(tokens_.begin() + before_, tokens_.begin() + before_ + window);
-      if (options_.window > 0 && vocabulary.bos && vocabulary.add_bos) part.front() = *vocabulary.bos;
-      KVASIR_RETURN_IF_ERROR(read(part));
+    for (std::size_t first = 0; first < windows_.size(); first += group()) {
+      const std::size_t count = std::min(group(), windows_.size() - first);
+      KVASIR_RETURN_IF_ERROR(read(std::span(windows_).subspan(first, count)));
     }
-    std::vector<PerplexityResult> results;
+    std::vector<std::vector<PerplexityResult>> results(texts_.size());
     for (Track& track : tracks_) {
       if (!track.reported) continue;
-      track.result.kv_bytes_peak = track.cache->budget().peak();
-      finish(track.result);
-      results.push_back(std::move(track.result));
+      for (std::size_t text = 0; text < texts_.size(); ++text) {
+        PerplexityResult& result = track.results[text];
+        // Of one window at a time it also counts what the cache itself holds.
+        if (group() == 1) result.kv_bytes_peak = track.cache->budget().peak();
+        finish(result);
+        results[text].push_back(std::move(result));
+      }
     }
     return results;
   }
 
  private:
+  // A part of a text that is read on its own.
+  struct Window {
+    std::size_t text = 0;
+    std::int64_t begin = 0;
+    std::int64_t tokens = 0;
+  };
+
   struct Track {
     std::unique_ptr<RetentionPolicy> policy;
     std::optional<RecomputeSpec> recompute;
@@ -159,16 +163,42 @@ class SideBySide {
     std::unique_ptr<TextReader> reader;
     int chunk = 0;
     bool reported = true;
-    PerplexityResult result;
+    std::vector<PerplexityResult> results;  // [texts]
+    std::vector<PerplexitySums> sums;       // [windows of the group], so that scored tokens stay in order of windows
   };
+
+  std::size_t group() const { return std::min(static_cast<std::size_t>(options_.parallel), windows_.size()); }
+
+  void list_windows() {
+    for (std::size_t i = 0; i < texts_.size(); ++i) {
+      const std::int64_t size = std::ssize(texts_[i]);
+      const std::int64_t window = options_.window > 0 ? options_.window : size;
+      for (std::int64_t begin = 0; begin + window <= size; begin += window) windows_.push_back({i, begin, window});
+    }
+    for (const Window& window : windows_) {
+      total_ += window.tokens;
+      longest_ = std::max(longest_, window.tokens);
+    }
+  }
+
+  std::vector<TokenId> tokens_of(const Window& window) const {
+    const auto begin = texts_[window.text].begin() + window.begin;
+    std::vector<TokenId> tokens(begin, begin + window.tokens);
+    const Vocabulary& vocabulary = model_->tokenizer->vocabulary();
+    if (options_.window > 0 && vocabulary.bos && vocabulary.add_bos) tokens.front() = *vocabulary.bos;
+    return tokens;
+  }
 
   Status make_tracks(std::span<const Run> runs) {
     const std::uint64_t budget = model_->options.kv_memory;
+    if (budget > 0 && group() > 1)
+      return invalid_argument("a KV memory of {} bytes is for one window at a time; read them one by one", budget)
+          .about({"parallel", "kv_memory"});
     tracks_.resize(runs.size() + 1);
     for (std::size_t i = 0; i < runs.size(); ++i) {
       KVASIR_RETURN_IF_ERROR(make_track(tracks_[i], runs[i].policy, runs[i].shape, budget));
       if (options_.compare_full && full_ == nullptr && runs[i].shape.codec() == KvCodec{} &&
-          tracks_[i].result.policy == "full")
+          tracks_[i].results.front().policy == "full")
         full_ = &tracks_[i];  // its own reference: no second reading is needed
     }
     if (options_.compare_full && full_ == nullptr) {
@@ -180,36 +210,42 @@ class SideBySide {
     }
     std::uint64_t bytes = 0;
     for (const Track& track : tracks_) bytes += track.cache->budget().capacity();
-    if (tracks_.size() > 1 && bytes > memory_bound())
+    if ((tracks_.size() > 1 || group() > 1) && bytes > memory_bound())
       return exhausted(
                  "the caches of {} runs side by side take {} bytes, more than this machine has left ({}); compare "
                  "fewer at a time, or give each less",
-                 tracks_.size(), bytes, memory_bound())
+                 tracks_.size() * group(), bytes, memory_bound())
           .about({"policies", "kv_memory"});
     return {};
   }
 
   Status make_track(Track& track, const std::string& policy, const KvCacheShape& shape, std::uint64_t budget) {
-    std::int64_t tokens = options_.window > 0 ? options_.window : static_cast<std::int64_t>(tokens_.size());
+    std::int64_t tokens = longest_;
     KVASIR_ASSIGN_OR_RETURN(const PolicySpec spec, PolicySpec::parse(policy));
+    PerplexityResult result;
     if (spec.evaluation_only()) {
       KVASIR_ASSIGN_OR_RETURN(track.recompute, recompute_spec(spec.parts.front(), options_));
       KVASIR_ASSIGN_OR_RETURN(track.policy, make_policy(PolicySpec::named("full")));
       tokens = std::min(tokens, track.recompute->size);
-      track.result.policy = fmt::format("recompute:size={}", track.recompute->size);
-      if (track.recompute->stride > 1) track.result.policy += fmt::format(",stride={}", track.recompute->stride);
+      result.policy = fmt::format("recompute:size={}", track.recompute->size);
+      if (track.recompute->stride > 1) result.policy += fmt::format(",stride={}", track.recompute->stride);
+      if (group() > 1)
+        return invalid_argument("policy 'recompute' reads one text at a time").about({"policies", "parallel"});
     } else {
       KVASIR_ASSIGN_OR_RETURN(track.policy, make_policy(spec));
       KVASIR_RETURN_IF_ERROR(check_positions(*track.policy, options_.chunk, model_->config.context, tokens));
-      track.result.policy = track.policy->traits().spec;
+      result.policy = track.policy->traits().spec;
     }
     track.chunk = chunk_for(*track.policy, tokens);
-    track.result.sums.keeps_nlls = options_.keep_nlls;
-    track.result.sums.positions = positions_of(static_cast<std::int64_t>(tokens_.size()), options_);
     const std::int64_t prompt = options_.prefill > 0 ? std::min(options_.prefill, tokens) : tokens;
     const MemoryRequest request{tokens, prompt, track.chunk, 1};
-    KVASIR_ASSIGN_OR_RETURN(track.cache, make_evaluation_cache(model_, shape, budget, *track.policy, {&request, 1}));
-    track.result.codec = codec_name(track.cache->shape().codec());
+    KVASIR_ASSIGN_OR_RETURN(track.cache, make_evaluation_cache(model_, shape, budget, *track.policy, {&request, 1},
+                                                               static_cast<int>(group())));
+    result.codec = codec_name(track.cache->shape().codec());
+    result.sums.keeps_nlls = options_.keep_nlls;
+    track.results.assign(texts_.size(), result);
+    for (std::size_t i = 0; i < texts_.size(); ++i)
+      track.results[i].sums.positions = positions_of(std::ssize(texts_[i]), options_);
     return {};
   }
 
@@ -223,35 +259,56 @@ class SideBySide {
     return is_free && policy.bound().value_or(tokens) < tokens ? kShort : options_.chunk;
   }
 
-  // Reads and scores one stream or window.
-  Status read(std::span<const TokenId> part) {
-    full_rows_.clear();
-    for (Track& track : tracks_)
-      track.reader = track.recompute
-                         ? make_recompute_reader(model_, track.cache, *track.recompute, part)
-                         : make_cached_reader(model_, track.cache, *track.policy, part, track.chunk, options_.prefill);
+  // Reads and scores a group of windows.
+  Status read(std::span<const Window> windows) {
+    std::vector<std::vector<TokenId>> parts;
+    for (const Window& window : windows) parts.push_back(tokens_of(window));
+    full_rows_.assign(windows.size(), KeptRows(model_->config.vocabulary));
+    for (Track& track : tracks_) {
+      track.sums.clear();
+      for (const Window& window : windows) {
+        const PerplexitySums& all = track.results[window.text].sums;
+        track.sums.push_back({.keeps_nlls = all.keeps_nlls, .positions = all.positions});
+      }
+      track.reader = track.recompute ? make_recompute_reader(model_, track.cache, *track.recompute, parts.front())
+                                     : make_cached_reader(model_, track.cache, *track.policy, parts,
+                                                          {track.chunk, options_.prefill, first_row(options_)});
+    }
+    const std::int64_t before = done_;
     while (Track* track = least_advanced()) {
       if (full_ != nullptr && full_ != track)
-        while (full_->reader->next_row() < track->reader->pass_limit()) KVASIR_RETURN_IF_ERROR(pass(*full_, part));
-      KVASIR_RETURN_IF_ERROR(pass(*track, part));
+        while (!full_->reader->done() && full_->reader->next_row() < track->reader->pass_limit())
+          KVASIR_RETURN_IF_ERROR(pass(*full_, parts));
+      KVASIR_RETURN_IF_ERROR(pass(*track, parts));
       const Track* behind = least_advanced();
-      const auto size = static_cast<std::int64_t>(part.size());
-      const std::int64_t done = behind != nullptr ? std::min(behind->reader->next_row(), size) : size;
-      if (full_ != nullptr) full_rows_.drop_before(done);
-      if (progress_ && !progress_(before_ + done, total_)) return Status(StatusCode::kCancelled, "stopped");
+      const std::int64_t row = behind != nullptr ? behind->reader->next_row() : longest_;
+      done_ = before;
+      for (std::size_t i = 0; i < windows.size(); ++i) {
+        full_rows_[i].drop_before(row);
+        done_ += std::min(row, windows[i].tokens);
+      }
+      if (progress_ && !progress_(done_, total_)) return Status(StatusCode::kCancelled, "stopped");
     }
     for (Track& track : tracks_) {
-      track.result.sums.times += track.reader->times();
-      track.result.sums.timed_tokens += track.reader->tokens_timed();
-      const TableColumns::Encodings encodings = track.reader->encodings();
-      track.result.sums.encodings += static_cast<double>(encodings.sum);
-      track.result.sums.encoded += static_cast<std::int64_t>(encodings.tokens);
-      track.result.encodings_max = std::max(track.result.encodings_max, encodings.most);
-      track.result.kept_max = std::max(track.result.kept_max, track.reader->kept_max());
-      track.result.seen_least = std::min(track.result.seen_least, track.reader->seen_least());
+      for (std::size_t i = 0; i < windows.size(); ++i) {
+        PerplexityResult& result = track.results[windows[i].text];
+        result.sums.add(track.sums[i]);
+        add(track.reader->figures(i), result);
+      }
       track.reader.reset();
     }
     return {};
+  }
+
+  static void add(const ReadFigures& figures, PerplexityResult& result) {
+    result.sums.times += figures.times;
+    result.sums.timed_tokens += figures.tokens_timed;
+    result.sums.encodings += static_cast<double>(figures.encodings.sum);
+    result.sums.encoded += static_cast<std::int64_t>(figures.encodings.tokens);
+    result.encodings_max = std::max(result.encodings_max, figures.encodings.most);
+    result.kept_max = std::max(result.kept_max, figures.kept_max);
+    result.seen_least = std::min(result.seen_least, figures.seen_least);
+    result.kv_bytes_peak = std::max(result.kv_bytes_peak, figures.bytes_peak);
   }
 
   // Returns the least advanced track whose result was requested; nullptr if all are done.
@@ -264,38 +321,43 @@ class SideBySide {
     return least;
   }
 
-  Status pass(Track& track, std::span<const TokenId> part) {
-    KVASIR_ASSIGN_OR_RETURN(const ReadPass pass, track.reader->read_pass());
-    if (&track == full_) full_rows_.append(pass);
-    if (!track.reported) return {};
-    PerplexitySums& sums = track.result.sums;
+  Status pass(Track& track, std::span<const std::vector<TokenId>> parts) {
+    KVASIR_ASSIGN_OR_RETURN(const std::span<const ReadPass> passes, track.reader->read_pass());
+    for (const ReadPass& pass : passes) {
+      if (&track == full_) full_rows_[pass.text].append(pass);
+      if (track.reported) score(pass, parts[pass.text], track.sums[pass.text]);
+    }
+    return {};
+  }
+
+  void score(const ReadPass& pass, std::span<const TokenId> tokens, PerplexitySums& sums) const {
     sums.pass_ms.push_back(pass.ms_per_token);
-    const auto size = static_cast<std::int64_t>(part.size());
     const auto vocabulary = static_cast<std::size_t>(model_->config.vocabulary);
     for (int r = 0; r < pass.rows; ++r) {
       const std::int64_t row = pass.first + r;
-      if (row < first_row(options_) || row + 1 >= size) continue;
+      if (row < first_row(options_) || row + 1 >= std::ssize(tokens)) continue;
       const auto logits = pass.logits.subspan(static_cast<std::size_t>(r) * vocabulary, vocabulary);
-      ScoredToken token{row + 1, -score_token(logits, part[static_cast<std::size_t>(row + 1)]).logprob, pass.kept,
+      ScoredToken token{row + 1, -score_token(logits, tokens[static_cast<std::size_t>(row + 1)]).logprob, pass.kept,
                         pass.dead_share};
       if (full_ != nullptr) {
-        const LogitDivergence divergence = compare_logits(full_rows_.row(row), logits);
+        const LogitDivergence divergence = compare_logits(full_rows_[pass.text].row(row), logits);
         token.kld = divergence.kld;
         token.top1_agree = divergence.top1_agree;
       }
       sums.add(token);
     }
-    return {};
   }
 
   const std::shared_ptr<LoadedModel>& model_;
-  std::span<const TokenId> tokens_;
+  std::span<const std::vector<TokenId>> texts_;
   const PerplexityOptions& options_;
   Progress progress_;
+  std::vector<Window> windows_;
+  std::int64_t longest_ = 0;  // tokens of a window, at most
   std::vector<Track> tracks_;
-  Track* full_ = nullptr;  // the reference of the comparison
-  KeptRows full_rows_;
-  std::int64_t before_ = 0;  // tokens of the finished windows
+  Track* full_ = nullptr;            // the reference of the comparison
+  std::vector<KeptRows> full_rows_;  // [windows of the group]
+  std::int64_t done_ = 0;            // tokens that all tracks have read
   std::int64_t total_ = 0;
 };
 
@@ -304,6 +366,9 @@ class SideBySide {
 Status check_perplexity(std::int64_t tokens, const PerplexityOptions& options) {
   if (options.policies.empty()) return invalid_argument("there is no policy to evaluate").about({"policies"});
   KVASIR_RETURN_IF_ERROR(check_chunk(options.chunk));
+  if (options.parallel < 1 || options.parallel > kMostParallel)
+    return invalid_argument("parallel={} is outside 1 to {} windows", options.parallel, kMostParallel)
+        .about({"parallel"});
   if (options.window != 0 && (options.window < 4 || options.window > std::int64_t{1} << 24))
     return invalid_argument("window={} is outside 4 to 2^24 tokens (0: one stream)", options.window).about({"window"});
   for (const std::string& policy : options.policies) KVASIR_RETURN_IF_ERROR(check_policy(policy, options));
@@ -335,10 +400,11 @@ Status check_perplexity(std::int64_t tokens, const PerplexityOptions& options) {
   return {};
 }
 
-Result<std::vector<PerplexityResult>> evaluate_perplexity(const std::shared_ptr<LoadedModel>& model,
-                                                          std::span<const TokenId> tokens,
-                                                          const PerplexityOptions& options, const Progress& progress) {
-  KVASIR_RETURN_IF_ERROR(check_perplexity(static_cast<std::int64_t>(tokens.size()), options));
+Result<std::vector<std::vector<PerplexityResult>>> evaluate_perplexities(const std::shared_ptr<LoadedModel>& model,
+                                                                         std::span<const std::vector<TokenId>> texts,
+                                                                         const PerplexityOptions& options,
+                                                                         const Progress& progress) {
+  for (const std::vector<TokenId>& text : texts) KVASIR_RETURN_IF_ERROR(check_perplexity(std::ssize(text), options));
   std::vector<Run> runs;
   for (const std::string& policy : options.policies) {
     if (options.kv_types.empty()) runs.push_back({policy, model->kv_shape});
@@ -348,19 +414,27 @@ Result<std::vector<PerplexityResult>> evaluate_perplexity(const std::shared_ptr<
       runs.push_back({policy, shape});
     }
   }
-  if (options.compare_full) return SideBySide(model, tokens, options, progress).run(runs);
-  std::vector<PerplexityResult> results;
+  if (options.compare_full) return SideBySide(model, texts, options, progress).run(runs);
+  std::vector<std::vector<PerplexityResult>> results(texts.size());
   const auto count = static_cast<std::int64_t>(runs.size());
-  for (const Run& run : runs) {
-    const auto before = static_cast<std::int64_t>(results.size());
+  for (std::int64_t before = 0; before < count; ++before) {
     const auto of_all = [&](std::int64_t done, std::int64_t total) {
       return !progress || progress(before * total + done, count * total);
     };
-    KVASIR_ASSIGN_OR_RETURN(std::vector<PerplexityResult> one,
-                            SideBySide(model, tokens, options, of_all).run({&run, 1}));
-    results.push_back(std::move(one.front()));
+    KVASIR_ASSIGN_OR_RETURN(
+        std::vector<std::vector<PerplexityResult>> one,
+        SideBySide(model, texts, options, of_all).run({&runs[static_cast<std::size_t>(before)], 1}));
+    for (std::size_t text = 0; text < texts.size(); ++text) results[text].push_back(std::move(one[text].front()));
   }
   return results;
+}
+
+Result<std::vector<PerplexityResult>> evaluate_perplexity(const std::shared_ptr<LoadedModel>& model,
+                                                          std::span<const TokenId> tokens,
+                                                          const PerplexityOptions& options, const Progress& progress) {
+  const std::vector<TokenId> text(tokens.begin(), tokens.end());
+  KVASIR_ASSIGN_OR_RETURN(auto results, evaluate_perplexities(model, {&text, 1}, options, progress));
+  return std::move(results.front());
 }
 
 std::optional<NllDifference> nll_difference(const PerplexityResult& run, const PerplexityResult& reference) {

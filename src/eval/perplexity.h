@@ -35,10 +35,15 @@ struct PerplexityOptions {
   bool compare_full = false;      // compare with policy `full` and f16 pages, with the angles that the length asks for
   std::int64_t bins = 0;          // points of the curve over the positions scored; 0: no curve
   std::int64_t bins_over = 0;     // tokens of the longest of several texts that share their bins; 0: of this text
-  bool keep_nlls = false;         // keep the value of each scored token in the sums, for nll_difference()
+  // Windows and texts that are read together, 1 to kMostParallel: single tokens of all of them share a pass, which
+  // reads the weights once. No figure changes but the times, which are then those of such a batch, and kv_bytes_peak,
+  // which is that of one window's sequence. Needs that many caches; not with the model's kv_memory.
+  int parallel = 1;
+  bool keep_nlls = false;  // keep the value of each scored token in the sums, for nll_difference()
 };
 
 inline constexpr std::int64_t kMostBins = 10000;
+inline constexpr int kMostParallel = 256;
 
 struct FullComparison {
   double kld_mean = 0;    // mean of KL(full || policy) over the tokens scored, nats
@@ -106,6 +111,12 @@ Status check_perplexity(std::int64_t tokens, const PerplexityOptions& options);
 Result<std::vector<PerplexityResult>> evaluate_perplexity(const std::shared_ptr<LoadedModel>& model,
                                                           std::span<const TokenId> tokens,
                                                           const PerplexityOptions& options, const Progress& progress);
+
+// As above, for several texts, which with `parallel` share passes: [texts][policies and codecs].
+Result<std::vector<std::vector<PerplexityResult>>> evaluate_perplexities(const std::shared_ptr<LoadedModel>& model,
+                                                                         std::span<const std::vector<TokenId>> texts,
+                                                                         const PerplexityOptions& options,
+                                                                         const Progress& progress);
 
 // Returns the paired difference of two runs that scored the same tokens. Its error is smaller than that of either where
 // both find the same tokens hard. Like ppl_error it takes tokens as independent. Returns nullopt if a run kept no

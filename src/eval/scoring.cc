@@ -29,7 +29,7 @@ Result<std::shared_ptr<KvCache>> make_evaluation_cache(const std::shared_ptr<Loa
 Result<std::shared_ptr<KvCache>> make_evaluation_cache(const std::shared_ptr<LoadedModel>& model,
                                                        const KvCacheShape& shape, std::uint64_t budget,
                                                        const RetentionPolicy& policy,
-                                                       std::span<const MemoryRequest> requests) {
+                                                       std::span<const MemoryRequest> requests, int at_once) {
   std::uint64_t needed = 0;
   std::int64_t longest = 0;
   for (const MemoryRequest& request : requests) {
@@ -43,7 +43,7 @@ Result<std::shared_ptr<KvCache>> make_evaluation_cache(const std::shared_ptr<Loa
           .about({"policy"});
     if (budget == 0) needed = std::max(needed, plan_kv_memory(shape, policy, request).bytes);
   }
-  if (budget == 0) budget = needed;
+  if (budget == 0) budget = needed * static_cast<std::uint64_t>(at_once);
   if (budget > memory_bound())
     return exhausted(
                "policy '{}' over {} tokens needs {} bytes of KV memory, more than this machine has left ({}); give it "

@@ -34,11 +34,11 @@ Result<std::shared_ptr<KvCache>> make_evaluation_cache(const std::shared_ptr<Loa
                                                        const RetentionPolicy& policy,
                                                        std::span<const MemoryRequest> requests);
 
-// As above, with another shape and budget. `budget` in bytes; 0: what the sequences need.
+// As above, with another shape and budget. `budget` in bytes; 0: what `at_once` of the sequences need together.
 Result<std::shared_ptr<KvCache>> make_evaluation_cache(const std::shared_ptr<LoadedModel>& model,
                                                        const KvCacheShape& shape, std::uint64_t budget,
                                                        const RetentionPolicy& policy,
-                                                       std::span<const MemoryRequest> requests);
+                                                       std::span<const MemoryRequest> requests, int at_once = 1);
 
 // Returns how tokens read in chunks count: as generated tokens if `chunk` is 1, otherwise as a prompt.
 inline SequenceRunner::Source source_of(int chunk) {

@@ -12,66 +12,122 @@
 namespace kvasir {
 namespace {
 
-using Logits = SequenceRunner::Logits;
-
 class CachedReader final : public TextReader {
  public:
   CachedReader(const std::shared_ptr<LoadedModel>& model, const std::shared_ptr<KvCache>& cache,
-               const RetentionPolicy& policy, std::span<const TokenId> tokens, int chunk, std::int64_t prefill)
-      : runner_(model, cache, policy.clone()),
-        tokens_(tokens),
-        chunk_(chunk),
-        // A chunk of 1 reads tokens as generated, unless there is a prompt.
-        prompt_(prefill > 0                                           ? prefill
-                : source_of(chunk) == SequenceRunner::Source::kPrompt ? size()
-                                                                      : 0) {
-    runner_.set_watch([this](const KvSequence& sequence) {
-      // Range policies never show a row more than their bound, whatever the number of rows.
-      const auto& policy = runner_.policy();
-      const double most = policy.traits().compacts
-                              ? std::numeric_limits<double>::infinity()
-                              : static_cast<double>(policy.bound().value_or(std::numeric_limits<std::int64_t>::max()));
-      kept_ = std::min(sequence.mean_stored(), most);
-      dead_share_ = dead_share(sequence);
-    });
+               const RetentionPolicy& policy, std::span<const std::vector<TokenId>> texts, ReadingOptions options)
+      : options_(options), step_(model, cache) {
+    for (const std::vector<TokenId>& tokens : texts) {
+      // A chunk of 1 reads tokens as generated, unless there is a prompt.
+      const std::size_t prompt = options.prefill > 0 ? static_cast<std::size_t>(options.prefill)
+                                 : source_of(options.chunk) == Source::kPrompt ? tokens.size()
+                                                                               : 0;
+      texts_.push_back({std::make_unique<Sequence>(model, cache, policy.clone()), tokens, prompt});
+    }
+    step_.set_watch([this](const Sequence& sequence) { watch(sequence); });
   }
   CachedReader(const CachedReader&) = delete;
   CachedReader& operator=(const CachedReader&) = delete;
 
-  bool done() const override { return next_row() == size(); }
-  std::int64_t next_row() const override { return runner_.sequence().next_index(); }
+  bool done() const override {
+    return std::ranges::all_of(texts_, [](const Text& text) { return text.done(); });
+  }
+  std::int64_t next_row() const override {
+    std::int64_t least = std::numeric_limits<std::int64_t>::max();
+    for (const Text& text : texts_)
+      if (!text.done()) least = std::min(least, text.next());
+    return least;
+  }
   std::int64_t pass_limit() const override {
-    return next_row() + next_chunk_rows(next_row(), prompt_, size(), prompt_chunk(runner_.policy(), chunk_));
+    std::int64_t most = 0;
+    const std::int64_t next = next_row();
+    for (const Text& text : texts_)
+      if (!text.done() && text.next() == next) most = std::max(most, limit(text));
+    return most;
   }
 
-  Result<ReadPass> read_pass() override {
-    const StepTimes before = runner_.times();
-    const bool reads = next_row() < prompt_;
-    const std::span<const TokenId> rest = tokens_.first(static_cast<std::size_t>(reads ? prompt_ : size()));
-    KVASIR_ASSIGN_OR_RETURN(
-        const StepResult pass,
-        runner_.feed_pass(rest.subspan(static_cast<std::size_t>(next_row())), chunk_, Logits::kAll,
-                          reads ? SequenceRunner::Source::kPrompt : SequenceRunner::Source::kGenerated));
-    const StepTimes& after = runner_.times();
-    const double seconds = after.forward + after.cache - before.forward - before.cache;
-    return ReadPass{pass.first, pass.rows, pass.logits, kept_, dead_share_, seconds * 1e3 / pass.rows};
+  Result<std::span<const ReadPass>> read_pass() override {
+    const std::int64_t next = next_row();
+    requests_.clear();
+    parts_.clear();
+    for (std::size_t i = 0; i < texts_.size(); ++i) {
+      const Text& text = texts_[i];
+      if (text.done() || text.next() != next) continue;
+      const auto from = static_cast<std::size_t>(next);
+      const bool reads = from < text.prompt;
+      requests_.push_back({text.sequence.get(),
+                           {.rest = text.tokens.first(reads ? text.prompt : text.tokens.size()).subspan(from),
+                            .source = reads ? Source::kPrompt : Source::kGenerated,
+                            .chunk = options_.chunk,
+                            .logits = limit(text) > options_.first_row ? Logits::kAll : Logits::kNone}});
+      parts_.push_back({.text = i});
+    }
+    const StepTimes before = step_.times();
+    results_.assign(requests_.size(), {});
+    KVASIR_RETURN_IF_ERROR(step_.run(step_.plan(requests_), requests_, results_));
+    int tokens = 0;
+    for (const StepResult& result : results_) {
+      KVASIR_RETURN_IF_ERROR(result.status);
+      tokens += result.tokens;
+    }
+    const StepTimes& after = step_.times();
+    const StepTimes of_token{(after.forward - before.forward) / tokens, (after.cache - before.cache) / tokens};
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      Text& text = texts_[parts_[i].text];
+      text.times += {of_token.forward * results_[i].tokens, of_token.cache * results_[i].tokens};
+      parts_[i] = {parts_[i].text,
+                   results_[i].first,
+                   results_[i].rows,
+                   results_[i].logits,
+                   text.kept,
+                   text.dead_share,
+                   (of_token.forward + of_token.cache) * 1e3};
+    }
+    return std::span<const ReadPass>(parts_);
   }
 
-  std::int64_t tokens_timed() const override { return next_row(); }
-  StepTimes times() const override { return runner_.times(); }
-  TableColumns::Encodings encodings() const override { return kvasir::encodings(runner_.sequence()); }
-  std::int64_t kept_max() const override { return runner_.counters().kept_max; }
-  std::int64_t seen_least() const override { return runner_.counters().seen_least; }
+  ReadFigures figures(std::size_t i) const override {
+    const Text& text = texts_[i];
+    const Sequence::Counters& counters = text.sequence->counters();
+    return {text.next(),       text.times,          encodings(text.sequence->tables()),
+            counters.kept_max, counters.seen_least, text.sequence->bytes_peak()};
+  }
 
  private:
-  std::int64_t size() const { return static_cast<std::int64_t>(tokens_.size()); }
+  struct Text {
+    std::unique_ptr<Sequence> sequence;
+    std::span<const TokenId> tokens;
+    std::size_t prompt = 0;  // tokens read in chunks
+    double kept = 0;         // of the last pass
+    double dead_share = 0;
+    StepTimes times;
 
-  SequenceRunner runner_;
-  std::span<const TokenId> tokens_;
-  int chunk_;
-  std::int64_t prompt_;  // tokens read in chunks
-  double kept_ = 0;
-  double dead_share_ = 0;
+    std::int64_t next() const { return sequence->tables().next_index(); }
+    bool done() const { return next() == std::ssize(tokens); }
+  };
+
+  std::int64_t limit(const Text& text) const {
+    return text.next() + next_chunk_rows(text.next(), static_cast<std::int64_t>(text.prompt), std::ssize(text.tokens),
+                                         prompt_chunk(text.sequence->policy(), options_.chunk));
+  }
+
+  void watch(const Sequence& sequence) {
+    const auto text = std::ranges::find_if(texts_, [&](const Text& each) { return each.sequence.get() == &sequence; });
+    // Range policies never show a row more than their bound, whatever the number of rows.
+    const RetentionPolicy& policy = sequence.policy();
+    const double most = policy.traits().compacts
+                            ? std::numeric_limits<double>::infinity()
+                            : static_cast<double>(policy.bound().value_or(std::numeric_limits<std::int64_t>::max()));
+    text->kept = std::min(sequence.tables().mean_stored(), most);
+    text->dead_share = dead_share(sequence.tables());
+  }
+
+  ReadingOptions options_;
+  Step step_;
+  std::vector<Text> texts_;
+  std::vector<StepRequest> requests_;
+  std::vector<StepResult> results_;
+  std::vector<ReadPass> parts_;
 };
 
 class RecomputeReader final : public TextReader {
@@ -89,31 +145,29 @@ class RecomputeReader final : public TextReader {
   std::int64_t next_row() const override { return row_; }
   std::int64_t pass_limit() const override { return row_ + 1; }
 
-  Result<ReadPass> read_pass() override {
+  Result<std::span<const ReadPass>> read_pass() override {
     const std::int64_t begin = std::max<std::int64_t>(0, row_ + 1 - spec_.size);
     const std::int64_t count = row_ + 1 - begin;
     SequenceRunner runner(model_, cache_, full_->clone());
-    ReadPass result{row_, 1, {}, static_cast<double>(count)};
+    part_ = {.first = row_, .rows = 1, .kept = static_cast<double>(count)};
     const auto start = std::chrono::steady_clock::now();
     KVASIR_RETURN_IF_ERROR(
         runner.feed(tokens_.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)), kDefaultChunk,
                     Logits::kLast, [&](std::int64_t, int, std::span<const float> logits) {
-                      result.logits = logits;
+                      part_.logits = logits;
                       return true;
                     }));
-    result.ms_per_token = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-    times_ += runner.times();
-    ++tokens_timed_;
-    kept_max_ = std::max(kept_max_, runner.counters().kept_max);
-    seen_least_ = runner.counters().seen_least;
+    part_.ms_per_token = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    figures_.times += runner.times();
+    ++figures_.tokens_timed;
+    figures_.kept_max = std::max(figures_.kept_max, runner.counters().kept_max);
+    figures_.seen_least = runner.counters().seen_least;
+    figures_.bytes_peak = std::max(figures_.bytes_peak, runner.whole().bytes_peak());
     row_ += spec_.stride;
-    return result;
+    return std::span<const ReadPass>(&part_, 1);
   }
 
-  std::int64_t tokens_timed() const override { return tokens_timed_; }
-  StepTimes times() const override { return times_; }
-  std::int64_t kept_max() const override { return kept_max_; }
-  std::int64_t seen_least() const override { return seen_least_; }
+  ReadFigures figures(std::size_t) const override { return figures_; }
 
  private:
   std::shared_ptr<LoadedModel> model_;
@@ -122,18 +176,16 @@ class RecomputeReader final : public TextReader {
   RecomputeSpec spec_;
   std::span<const TokenId> tokens_;
   std::int64_t row_;
-  StepTimes times_;
-  std::int64_t tokens_timed_ = 0;
-  std::int64_t kept_max_ = 0;
-  std::int64_t seen_least_ = 0;
+  ReadPass part_;
+  ReadFigures figures_;
 };
 
 }  // namespace
 
 std::unique_ptr<TextReader> make_cached_reader(const std::shared_ptr<LoadedModel>& model,
                                                const std::shared_ptr<KvCache>& cache, const RetentionPolicy& policy,
-                                               std::span<const TokenId> tokens, int chunk, std::int64_t prefill) {
-  return std::make_unique<CachedReader>(model, cache, policy, tokens, chunk, prefill);
+                                               std::span<const std::vector<TokenId>> texts, ReadingOptions options) {
+  return std::make_unique<CachedReader>(model, cache, policy, texts, options);
 }
 
 std::unique_ptr<TextReader> make_recompute_reader(const std::shared_ptr<LoadedModel>& model,

@@ -273,6 +273,61 @@ TEST_F(Comparison, OfWindows) {
   expect_near(results[0], all);
 }
 
+// Windows and texts that are read together have the figures of those that are read alone, in the same order.
+TEST_F(Comparison, WindowsReadTogetherHaveTheSameFigures) {
+  const std::vector<std::vector<TokenId>> texts = {{tokens_.begin(), tokens_.begin() + 330},
+                                                   {tokens_.begin() + 300, tokens_.begin() + 500},
+                                                   {tokens_.begin() + 400, tokens_.begin() + 700}};
+  std::vector<PerplexityOptions> cases;
+  for (const bool compared : {true, false}) {
+    cases.push_back({.window = 64, .chunk = 0, .compare_full = compared});
+    cases.push_back({.window = 90, .whole_windows = true, .chunk = 24, .prefill = 40, .compare_full = compared});
+    cases.push_back({.chunk = 1, .compare_full = compared, .bins = 4});
+    cases.push_back({.chunk = 24, .first_scored = 50, .compare_full = compared});
+  }
+  for (PerplexityOptions options : cases) {
+    SCOPED_TRACE(fmt::format("window {}, chunk {}, compared {}", options.window, options.chunk, options.compare_full));
+    options.policies = kPolicies;
+    options.policies.insert(options.policies.end(), {"snapkv:budget=24,window=8", "quest:budget=64", "synckv:mem=60%"});
+    options.kv_types = {"f16", "q4"};
+    options.keep_nlls = true;
+    for (const int parallel : {2, 16}) {
+      options.parallel = parallel;
+      const auto together = evaluate_perplexities(f16_, texts, options, {});
+      ASSERT_TRUE(together.ok()) << together.status().message();
+      PerplexityOptions single = options;
+      single.parallel = 1;
+      for (std::size_t t = 0; t < texts.size(); ++t) {
+        const auto alone = evaluate(f16_, texts[t], single);
+        ASSERT_EQ((*together)[t].size(), alone.size());
+        for (std::size_t i = 0; i < alone.size(); ++i) {
+          const PerplexityResult& one = alone[i];
+          const PerplexityResult& other = (*together)[t][i];
+          SCOPED_TRACE(fmt::format("text {}, {} {}, {} at a time", t, one.policy, one.codec, parallel));
+          EXPECT_EQ(other.sums.nlls, one.sums.nlls);
+          EXPECT_EQ(other.sums.klds, one.sums.klds);
+          EXPECT_EQ(other.nll, one.nll);
+          EXPECT_EQ(other.kept_mean, one.kept_mean);
+          EXPECT_EQ(other.dead_share, one.dead_share);
+          EXPECT_EQ(other.encodings_mean, one.encodings_mean);
+          EXPECT_EQ(other.encodings_max, one.encodings_max);
+          EXPECT_EQ(other.kept_max, one.kept_max);
+          EXPECT_EQ(other.seen_least, one.seen_least);
+          EXPECT_EQ(other.kv_bytes_peak, one.kv_bytes_peak);
+          EXPECT_EQ(other.curve.size(), one.curve.size());
+        }
+      }
+    }
+  }
+  // One budget is for one window.
+  const auto small = load(file_->path(), {.threads = 1, .kv_memory = 1 << 20});
+  const auto refused = evaluate_perplexities(small, texts, {.window = 64, .parallel = 2}, {});
+  EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
+  for (const int parallel : {0, -1, 257})
+    EXPECT_EQ(evaluate_perplexity(f16_, texts[0], {.parallel = parallel}, {}).status().code(),
+              StatusCode::kInvalidArgument);
+}
+
 TEST_F(Comparison, MemoryBoundsThePolicyNotTheMeasure) {
   const auto free = evaluate(f16_, text(300), {.policies = {"streaming:sinks=4,window=28"}, .compare_full = true});
   const auto small = load(file_->path(), {.threads = 1, .kv_type = "f16", .kv_memory = free[0].kv_bytes_peak});

@@ -157,6 +157,7 @@ class MatrixRuns {
     options.chunk = task.prefill > 0 ? 256 : 1;
     options.compare_full = true;
     options.keep_nlls = true;
+    options.parallel = options_.engine.kv_memory > 0 ? 1 : options_.parallel;
     for (std::size_t i = 0; i < settings.size(); ++i) {
       cells[i] = find_cell(path_of(*model, task, tokens, settings[i]), header_of(*model, task, tokens, settings[i]),
                            settings[i]);
@@ -213,22 +214,26 @@ class MatrixRuns {
     return header;
   }
 
-  // Makes each scored token a question, so that cells are compared token by token. Returns nullopt for JSON that holds
-  // no such cell.
+  // Makes each scored token a question, so that cells are compared token by token, and each window a cluster: its
+  // tokens are not independent. Returns nullopt for JSON that holds no such cell.
   static std::optional<Cell> cell_of(Json json, const CacheSetting& setting) {
     try {
       Cell cell{.setting = setting};
       const auto nll = json.at("tokens").at("nll").get<std::vector<double>>();
       const auto kld = json.at("tokens").at("kld").get<std::vector<double>>();
-      if (nll.empty() || nll.size() != kld.size()) return {};
+      const auto window = json.at("window").get<std::size_t>(), prefill = json.at("prefill").get<std::size_t>();
+      const std::size_t scored = window - 1 - (prefill > 0 ? prefill : window / 2);  // of each window
+      if (nll.empty() || nll.size() != kld.size() || nll.size() % scored != 0) return {};
+      std::vector<std::size_t> clusters;
       for (std::size_t i = 0; i < nll.size(); ++i) {
-        QuestionResult token{.item = i, .cluster = i};
+        clusters.push_back(i / scored);
+        QuestionResult token{.item = i, .cluster = clusters.back()};
         token.scores = {{"kld", kld[i]}, {"nll", nll[i]}};
         cell.questions.push_back(std::move(token));
       }
       Json& summary = json.at("summary");
-      cell.summary.metrics["nll"] = mean_of(nll);
-      cell.summary.metrics["kld"] = mean_of(kld);
+      cell.summary.metrics["nll"] = mean_of(nll, clusters);
+      cell.summary.metrics["kld"] = mean_of(kld, clusters);
       cell.summary.questions = std::ssize(nll);
       cell.summary.kept_mean = summary.at("kept_mean").get<double>();
       cell.summary.kv_bytes_max = summary.at("kv_bytes_max").get<std::uint64_t>();
@@ -310,7 +315,7 @@ void add_eval_matrix(CLI::App& eval, Outcome& outcome) {
   command->add_option("-t,--threads", options->engine.threads, "Threads; 0: one per core")->capture_default_str();
   command->add_option("--isa", options->engine.isa, "Kernels, as for 'kvasir run'")->capture_default_str();
   add_kv_memory_option(*command, options->engine);
-  command->add_option("--parallel", options->parallel, "Items under way at a time")
+  command->add_option("--parallel", options->parallel, "Items and windows under way at a time")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
   command

@@ -29,9 +29,10 @@ struct PerplexityCommand {
   bool json = false;
 };
 
-struct Text {
-  std::string file;
-  std::vector<TokenId> tokens;
+// Texts by the same index.
+struct Texts {
+  std::vector<std::string> files;
+  std::vector<std::vector<TokenId>> tokens;
 };
 
 constexpr const char* kAllTexts = "all";
@@ -77,20 +78,20 @@ Status cut(std::vector<TokenId>& tokens, const PerplexityCommand& options) {
 }
 
 // Reads all texts, and checks that each can be scored.
-Result<std::vector<Text>> prepare(const std::vector<std::string>& paths, const std::vector<std::string>& contents,
-                                  const Tokenizer& tokenizer, PerplexityCommand& options) {
+Result<Texts> prepare(const std::vector<std::string>& paths, const std::vector<std::string>& contents,
+                      const Tokenizer& tokenizer, PerplexityCommand& options) {
   const bool several = paths.size() > 1;
-  std::vector<Text> texts;
+  Texts texts{paths, {}};
   for (std::size_t i = 0; i < paths.size(); ++i) {
     auto tokens = tokenizer.encode(contents[i], {});
     KVASIR_RETURN_IF_ERROR(name_text(paths[i], several, tokens.status()));
     KVASIR_RETURN_IF_ERROR(name_text(paths[i], several, cut(*tokens, options)));
     options.perplexity.bins_over = std::max(options.perplexity.bins_over, static_cast<std::int64_t>(tokens->size()));
-    texts.push_back({paths[i], std::move(*tokens)});
+    texts.tokens.push_back(std::move(*tokens));
   }
-  for (const Text& text : texts)
-    KVASIR_RETURN_IF_ERROR(name_text(
-        text.file, several, check_perplexity(static_cast<std::int64_t>(text.tokens.size()), options.perplexity)));
+  for (std::size_t i = 0; i < paths.size(); ++i)
+    KVASIR_RETURN_IF_ERROR(
+        name_text(paths[i], several, check_perplexity(std::ssize(texts.tokens[i]), options.perplexity)));
   return texts;
 }
 
@@ -132,7 +133,7 @@ Json to_json(const std::string& file, const PerplexityResult& r) {
   return json;
 }
 
-Json to_json(const PerplexityCommand& options, const LoadedModel& model, const std::vector<Text>& texts) {
+Json to_json(const PerplexityCommand& options, const LoadedModel& model, const Texts& texts) {
   Json json = {{"model", options.engine.model},
                {"isa", model.kernels->name},
                {"threads", model.threads->threads()},
@@ -143,8 +144,10 @@ Json to_json(const PerplexityCommand& options, const LoadedModel& model, const s
   json["skip"] = options.perplexity.first_scored;
   json["compare_full"] = options.perplexity.compare_full;
   json["bins"] = options.perplexity.bins;
+  json["parallel"] = options.perplexity.parallel;
   Json read = Json::array();
-  for (const Text& text : texts) read.push_back({{"file", text.file}, {"tokens", text.tokens.size()}});
+  for (std::size_t i = 0; i < texts.files.size(); ++i)
+    read.push_back({{"file", texts.files[i]}, {"tokens", texts.tokens[i].size()}});
   json["texts"] = std::move(read);
   return json;
 }
@@ -240,48 +243,60 @@ Status check_options(PerplexityCommand& options) {
   return check_report(options.report, inputs);
 }
 
-// Scores one text under all policies on all codecs. Prints each row as soon as it is known.
-Result<std::vector<PerplexityResult>> run_text(const std::shared_ptr<LoadedModel>& model, const Text& text,
-                                               const PerplexityCommand& options, PerplexityTable& table) {
-  if (!options.json) KVASIR_RETURN_IF_ERROR(table.begin_text(text.file));
+// Scores texts [first, last) under all policies on all codecs, their windows in parallel. Prints each row as soon as it
+// is known.
+Status run_texts(const std::shared_ptr<LoadedModel>& model, const Texts& texts, std::size_t first, std::size_t last,
+                 const PerplexityCommand& options, PerplexityTable& table, std::vector<TextRuns>* done) {
+  const std::size_t count = last - first;
   const std::vector<std::string>& policies = options.perplexity.policies;
   const std::vector<std::string>& codecs = options.perplexity.kv_types;
   PerplexityOptions some = options.perplexity;
   const std::size_t runs = policies.size() * codecs.size();
   const std::size_t together = some.compare_full ? runs : 1;
-  std::vector<PerplexityResult> results;
+  std::vector<std::vector<PerplexityResult>> results(count);
+  const bool row_by_row = !options.json && count == 1;
+  if (row_by_row) KVASIR_RETURN_IF_ERROR(table.begin_text(texts.files[first]));
   for (std::size_t i = 0; i < runs; i += together) {
     const std::string& policy = policies[i / codecs.size()];
     const std::string& codec = codecs[i % codecs.size()];
     if (together == 1 && runs > 1) some.policies = {policy}, some.kv_types = {codec};
     const std::string one = printable(run_name(policy, codec, codecs.size() > 1), 40);
-    std::vector<PerplexityResult> done;
+    std::vector<std::vector<PerplexityResult>> of_texts;
     {
       ProgressBar bar(together == 1 ? one : fmt::format("{} runs", together),
                       reading_work(together == 1 ? policy : "full", some.window));
-      KVASIR_ASSIGN_OR_RETURN(
-          done, evaluate_perplexity(model, text.tokens, some, [&](std::int64_t read, std::int64_t total) {
-            bar.update(static_cast<std::uint64_t>(read), static_cast<std::uint64_t>(total), "tokens");
-            return !interrupted();
-          }));
+      KVASIR_ASSIGN_OR_RETURN(of_texts, evaluate_perplexities(model, std::span(texts.tokens).subspan(first, count),
+                                                              some, [&](std::int64_t read, std::int64_t total) {
+                                                                bar.update(static_cast<std::uint64_t>(read),
+                                                                           static_cast<std::uint64_t>(total), "tokens");
+                                                                return !interrupted();
+                                                              }));
     }
-    for (PerplexityResult& result : done) {
-      if (!options.json) KVASIR_RETURN_IF_ERROR(table.add(result));
-      if (!results.empty()) result.difference = nll_difference(result, results.front());
-      results.push_back(std::move(result));
+    for (std::size_t text = 0; text < count; ++text) {
+      for (PerplexityResult& result : of_texts[text]) {
+        if (row_by_row) KVASIR_RETURN_IF_ERROR(table.add(result));
+        if (!results[text].empty()) result.difference = nll_difference(result, results[text].front());
+        results[text].push_back(std::move(result));
+      }
     }
   }
-  if (!options.json) KVASIR_RETURN_IF_ERROR(table.add_differences(results));
-  return results;
+  for (std::size_t text = 0; text < count; ++text) {
+    if (!options.json && !row_by_row) {
+      KVASIR_RETURN_IF_ERROR(table.begin_text(texts.files[first + text]));
+      for (const PerplexityResult& result : results[text]) KVASIR_RETURN_IF_ERROR(table.add(result));
+    }
+    if (!options.json) KVASIR_RETURN_IF_ERROR(table.add_differences(results[text]));
+    done->push_back({texts.files[first + text], std::move(results[text])});
+  }
+  return {};
 }
 
 // Warns, before anything runs, of policies that will show the model more than it was trained for, and returns them.
-std::vector<std::string> note_beyond(const std::vector<Text>& texts, const PerplexityCommand& options,
-                                     std::int64_t context) {
+std::vector<std::string> note_beyond(const Texts& texts, const PerplexityCommand& options, std::int64_t context) {
   std::vector<std::string> noted;
   std::int64_t tokens = options.perplexity.window;
   if (tokens == 0)
-    for (const Text& text : texts) tokens = std::max(tokens, static_cast<std::int64_t>(text.tokens.size()));
+    for (const std::vector<TokenId>& text : texts.tokens) tokens = std::max(tokens, std::ssize(text));
   const std::string remedy = fmt::format("; --window {} scores {}", context,
                                          options.perplexity.window > 0 ? "shorter windows" : "windows of as many");
   for (const std::string& policy : options.perplexity.policies) {
@@ -294,7 +309,7 @@ std::vector<std::string> note_beyond(const std::vector<Text>& texts, const Perpl
 }
 
 // Prints the notes about policies, once for all texts. `noted`: those that note_beyond warned of.
-void note_policies(const std::vector<TextRuns>& texts, const std::vector<Text>& read, const PerplexityCommand& options,
+void note_policies(const std::vector<TextRuns>& texts, const Texts& read, const PerplexityCommand& options,
                    std::int64_t context, const std::vector<std::string>& noted) {
   for (std::size_t policy = 0; policy < options.perplexity.policies.size(); ++policy) {
     // The number of tokens is the same for all codecs.
@@ -303,7 +318,7 @@ void note_policies(const std::vector<TextRuns>& texts, const std::vector<Text>& 
     bool idle = spec != "full";
     std::int64_t kept = 0, longest = 0;
     for (std::size_t t = 0; t < texts.size(); ++t) {
-      const auto tokens = static_cast<std::int64_t>(read[t].tokens.size());
+      const auto tokens = std::ssize(read.tokens[t]);
       const std::int64_t all = options.perplexity.window > 0 ? options.perplexity.window : tokens - 1;
       const PerplexityResult& run = texts[t].runs[first];
       longest = std::max(longest, all);
@@ -340,23 +355,22 @@ Status eval_perplexity(PerplexityCommand options) {
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, open_model(options.engine));
   KVASIR_RETURN_IF_ERROR(check_kv_types(options.perplexity.kv_types, *model));
   for (const std::string& policy : options.perplexity.policies) note_policy(policy, model->config.governed().kv_heads);
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<Text> texts, prepare(paths, contents, *model->tokenizer, options));
+  KVASIR_ASSIGN_OR_RETURN(const Texts texts, prepare(paths, contents, *model->tokenizer, options));
   contents.clear();
   if (options.perplexity.bins > 0 && !options.json && options.report.empty())
     return invalid_argument("--bins makes curves for --json and --report; give one of them too");
   const std::vector<std::string> noted = note_beyond(texts, options, model->config.context);
   catch_interrupts();
   PerplexityTable table(options.perplexity.policies, options.perplexity.kv_types, options.perplexity.compare_full,
-                        texts.size() > 1);
+                        paths.size() > 1);
   std::vector<TextRuns> done;
-  for (const Text& text : texts) {
-    KVASIR_ASSIGN_OR_RETURN(std::vector<PerplexityResult> runs, run_text(model, text, options, table));
-    done.push_back({text.file, std::move(runs)});
-  }
+  const std::size_t together = options.perplexity.parallel > 1 ? paths.size() : 1;
+  for (std::size_t first = 0; first < paths.size(); first += together)
+    KVASIR_RETURN_IF_ERROR(run_texts(model, texts, first, first + together, options, table, &done));
   note_policies(done, texts, options, model->config.context, noted);
   const std::vector<PerplexityResult> pooled = pool(done);
   if (!options.json && !pooled.empty()) {
-    KVASIR_RETURN_IF_ERROR(table.begin_text(fmt::format("{} {} texts", kAllTexts, texts.size())));
+    KVASIR_RETURN_IF_ERROR(table.begin_text(fmt::format("{} {} texts", kAllTexts, paths.size())));
     for (const PerplexityResult& result : pooled) KVASIR_RETURN_IF_ERROR(table.add(result));
     KVASIR_RETURN_IF_ERROR(table.add_differences(pooled));
   }
@@ -408,6 +422,11 @@ void add_eval_ppl(CLI::App& eval, Outcome& outcome) {
       ->capture_default_str();
   command
       ->add_option("--bins", perplexity.bins, "Curves over the position in the stream or window, in this many points")
+      ->capture_default_str();
+  command
+      ->add_option("--parallel", perplexity.parallel,
+                   "Windows and texts that are read together; times are then those of such a batch")
+      ->check(CLI::Range(1, kMostParallel))
       ->capture_default_str();
   command->add_option(
       "--chunk", *chunk,
