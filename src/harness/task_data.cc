@@ -36,9 +36,10 @@ Result<Records> records_of(const EvalTask& task, const TaskDataOptions& options,
                            int shots) {
   Records records;
   if (options.file.empty()) {
-    if (find_generated_task(task.name) == nullptr || tokenizer == nullptr)
+    if (task.generator.empty() || tokenizer == nullptr)
       return invalid_argument("the items of '{}' are in its benchmark's file; give that with --data", task.name);
-    const GenerateItems wanted{task.name, options.tokens, options.count, options.seed, options.depths, options.filler};
+    const GenerateItems wanted{task.generator, options.tokens, options.count,
+                               options.seed,   options.depths, options.filler};
     KVASIR_ASSIGN_OR_RETURN(records.items, generate_items(*tokenizer, wanted));
     for (std::size_t i = 0; i < records.items.size(); ++i)
       records.places.push_back(fmt::format("generated item {}", i + 1));
@@ -129,7 +130,7 @@ std::string names_with_examples() {
 
 Status check_option(std::string_view option, std::string_view typed, std::span<const EvalTask> tasks) {
   const auto is_taken = [&](const EvalTask& task) {
-    const GeneratedTask* generated = find_generated_task(task.name);
+    const GeneratedTask* generated = find_generated_task(task.generator);
     if (option == "file") return generated == nullptr;
     if (option == "shots") return generated == nullptr && task.target.parsed.has_value();
     if (option == "depths") return generated != nullptr && generated->depth;

@@ -42,6 +42,7 @@ struct TaskTemplate {
 struct EvalTask {
   std::string definition;  // its JSON, as parse_task got it
   std::string name;
+  std::string generator;  // the generated task that makes its items; empty: they are in a file
   std::string title;
   std::string source;  // address of the benchmark
   TaskRequest request = TaskRequest::kGenerate;

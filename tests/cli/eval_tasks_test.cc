@@ -124,6 +124,17 @@ TEST_F(EvalTasks, AFileOfOnesOwn) {
   EXPECT_NE(table.out.find("acc_norm"), std::string::npos) << table.out;
 }
 
+// A definition's name is its author's: it does not make the task a generated one.
+TEST_F(EvalTasks, AFileWithTheNameOfAGeneratedTask) {
+  const std::string task = write("needle.json", R"({"name": "needle", "prompt": "{{ q }}", "references": "a",
+      "metrics": ["exact_match"], "max_tokens": 2})");
+  const std::string data = write("data.jsonl", R"({"q": "The fox was ", "a": "red"})");
+  const Json json = timeless("tasks", {task, "--data", data});
+  EXPECT_EQ(json["cells"][0]["summary"]["questions"], 1);
+  EXPECT_EQ(json["cells"][0]["data"], "data.jsonl");
+  expect_error("tasks", {task}, "--data");
+}
+
 TEST_F(EvalTasks, MatrixCellsAreRunOnce) {
   write("book.txt", bytes_of(source_dir() + "/examples/the-lamplighter.txt"));
   const std::string grid = write("grid.json", R"({"policies": ["full", "streaming:cap={budget}"], "budgets": [64, 96],
@@ -132,7 +143,7 @@ TEST_F(EvalTasks, MatrixCellsAreRunOnce) {
   const Json one = timeless("matrix", {grid});
   ASSERT_EQ(one["cells"].size(), 12U);
   const std::string results = folder_ + "/grid-results";
-  EXPECT_TRUE(std::filesystem::exists(results + "/report.html"));
+  EXPECT_NE(bytes_of(results + "/report.html").find("kld: what no other setting beats"), std::string::npos);
   EXPECT_EQ(files(".json"), 13U);  // and the grid
   // The full cache on f16 pages is what the others are compared with.
   EXPECT_EQ(one["cells"][0]["summary"]["metrics"]["kld"]["mean"], 0.0);

@@ -28,7 +28,7 @@ constexpr std::string_view kKeyOption = "--endpoint-key";
 Result<EvalTask> find_task(const std::string& name) {
   if (const GeneratedTask* generated = find_generated_task(name)) {
     KVASIR_ASSIGN_OR_RETURN(EvalTask task, built_in_task(generated->turns ? "generated_turns" : "generated"));
-    task.name = name;
+    task.name = task.generator = name;
     task.title = generated->summary;
     task.max_tokens = generated->answer_tokens;
     return task;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <set>
 #include <string>
@@ -55,6 +56,38 @@ report::Table table_of(const std::vector<Cell>& cells, const std::string& metric
                           cell.summary.kept_mean ? fmt::format("{:.0f}", *cell.summary.kept_mean) : "-",
                           cell.summary.kv_bytes_mean ? fmt::format("{:.2f}", kv_mebibytes(cell.summary)) : "-",
                           fmt::format("{:.1f}", cell.summary.wall_seconds)});
+  }
+  return table;
+}
+
+// The Pareto frontier: settings that no other one beats in memory and quality, by memory.
+report::Table frontier_of(const std::vector<Cell>& cells, const std::string& metric) {
+  struct Point {
+    const Cell* cell;
+    double mebibytes;
+    double mean;
+    double loss;  // the mean or its negative: less is better
+  };
+  const bool grows = !scores_tokens(cells.front()) && !metric.ends_with("_perplexity") && metric != "bits_per_byte";
+  std::vector<Point> points;
+  for (const Cell& cell : cells)
+    if (const auto found = cell.summary.metrics.find(metric); found != cell.summary.metrics.end())
+      points.push_back(
+          {&cell, kv_mebibytes(cell.summary), found->second.mean, grows ? -found->second.mean : found->second.mean});
+  std::ranges::stable_sort(points, [](const Point& a, const Point& b) {
+    return a.mebibytes != b.mebibytes ? a.mebibytes < b.mebibytes : a.loss < b.loss;
+  });
+  report::Table table;
+  table.title = metric + ": what no other setting beats";
+  table.note = "Every other setting takes as much memory as one of these, or more, for a mean that is no better.";
+  table.header = {"policy", "codec", "KV MiB", "mean"};
+  table.align = {report::Align::kLeft, report::Align::kLeft};
+  double least = std::numeric_limits<double>::infinity();
+  for (const Point& point : points) {
+    if (point.loss >= least) continue;
+    least = point.loss;
+    table.rows.push_back({point.cell->setting.policy, point.cell->setting.codec, fmt::format("{:.2f}", point.mebibytes),
+                          fmt::format("{:.4f}", point.mean)});
   }
   return table;
 }
@@ -121,8 +154,10 @@ report::Report cells_report(const std::vector<std::vector<Cell>>& cells) {
     for (const Cell& cell : column)
       for (const auto& [name, mean] : cell.summary.metrics) metrics.insert(name);
     for (const std::string& metric : metrics) {
-      if (std::ranges::all_of(column, [](const Cell& cell) { return cell.summary.kv_bytes_mean.has_value(); }))
+      if (std::ranges::all_of(column, [](const Cell& cell) { return cell.summary.kv_bytes_mean.has_value(); })) {
         section.blocks.push_back(chart_of(column, metric, "KV MiB", kv_mebibytes));
+        section.blocks.push_back(frontier_of(column, metric));
+      }
       section.blocks.push_back(
           chart_of(column, metric, "seconds", [](const TaskSummary& summary) { return summary.wall_seconds; }));
       section.blocks.push_back(table_of(column, metric));

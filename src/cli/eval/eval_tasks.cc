@@ -66,7 +66,7 @@ Status complete(const CLI::App& command, TasksCommand& options) {
   for (const std::string& name : options.tasks) {
     KVASIR_ASSIGN_OR_RETURN(EvalTask task, find_task(name));
     TaskDataOptions data = options.data;
-    if (find_generated_task(task.name) != nullptr) data.file.clear();  // of the other tasks
+    if (!task.generator.empty()) data.file.clear();  // of the other tasks
     plan.tasks.push_back({std::move(task), std::move(data), options.filler});
   }
   KVASIR_RETURN_IF_ERROR(check_effects(command, options));
