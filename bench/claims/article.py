@@ -10,7 +10,7 @@ EVICTION = ("full", "streaming:cap=1024", "random:budget=1024,sinks=4,recent=128
             "h2o:budget=1024,recent=512,sinks=4", "tova:budget=1024", "lethe:start=512,max=1024", "cascade:size=1024,n=4",
             "snapkv:budget=1024", "pyramidkv:budget=1024", "cake:budget=1024")
 EVICT = {"article-eviction": ["eval", "ppl", "-m", "{model}", "-f", "{books}", "--window", 4096, "--windows", 1, "--prefill", 3584, "--score", "all",
-                              "--compare-full", "--json", *kv(*EVICTION)]}
+                              "--parallel", 10, "--compare-full", "--json", *kv(*EVICTION)]}
 CACHE = {"article-cache": ["eval", "ppl", "-m", "{model}", "-f", "{books}/hard-times.txt", "--tokens", 2048, "--skip", 1024, "--json",
                            *kv("recompute:size=2048,stride=32", "full")]}
 STACK = {"article-stack": ["{bin}/engine_sweep", "{model}", "--stack", "--memory", 2, "--clients", 40, "--requests", 48, "--json"]}

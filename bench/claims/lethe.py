@@ -4,7 +4,7 @@ from claim import Claim
 from lazy_pruning import kv
 
 SOURCE = "Lethe"
-WINDOWS = ["eval", "ppl", "-m", "{model}", "-f", "{books}", "--window", 2048, "--windows", 1, "--chunk", 1, "--compare-full", "--json"]
+WINDOWS = ["eval", "ppl", "-m", "{model}", "-f", "{books}", "--window", 2048, "--windows", 1, "--chunk", 1, "--parallel", 10, "--compare-full", "--json"]
 TAUS = (20, 100, 400, 1000, 10000)
 TAU = {"lethe-tau": [*WINDOWS, *kv(*(f"lethe:tau={t},start=128" for t in TAUS))]}
 
@@ -22,7 +22,8 @@ SPARSITY = {"lethe-sparsity": ["inspect", "-m", "{model}", "-f", "{books}/hard-t
             "lethe-kept": ["inspect", "-m", "{model}", "-f", "{books}/hard-times.txt", "--tokens", 2048, "--json", "--kv", "lethe:tau=400,start=128"]}
 LONG = {"lethe-long": ["bench", "-m", "{mini}", "--prefill", 0, "--decode", 64, "--depth", "1500,5000,10000,20000", "--repeat", 3, "--json",
                        *kv("full", "lethe:max=1024")]}
-ANSWER = {"lethe-answer": ["eval", "ppl", "-m", "{model}", "-f", "{books}", "--tokens", 4096, "--prefill", 512, "--compare-full", "--json",
+ANSWER = {"lethe-answer": ["eval", "ppl", "-m", "{model}", "-f", "{books}", "--tokens", 4096, "--prefill", 512, "--parallel", 10,
+                           "--compare-full", "--json",
                            *kv("full", "full+lethe:tau=400,start=512", "full+lethe:tau=400,start=512,max=1024")]}
 
 
