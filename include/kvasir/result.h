@@ -190,6 +190,13 @@ struct GeneratedToken {
   bool hidden = false;                 // a control token, which the text does not show
 };
 
+// With GenerateOptions::draft.
+struct DraftReport {
+  std::int64_t drafted = 0;    // tokens that ran as drafts
+  std::int64_t came_true = 0;  // of these, those that became tokens of the text
+  std::string refused;         // why there were none; empty: they were possible
+};
+
 struct GenerateResult {
   std::string text;                 // all of it
   std::int64_t prompt_tokens = 0;   // session: read since the last generate(); request: its prompt
@@ -220,6 +227,7 @@ struct GenerateResult {
   std::int64_t recomputed = 0;           // tokens recomputed after preemptions
   double queue_seconds = 0;              // part of prompt_seconds: until its first pass
   std::optional<QualityReport> quality;  // with RequestOptions::quality
+  std::optional<DraftReport> draft;      // with GenerateOptions::draft
   Status status;                         // kFailed: why, kDataLoss (the model's output is NaN); otherwise ok
 };
 

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "generation/drafting.h"
 #include "generation/sampler.h"
 #include "generation/stop_matcher.h"
 #include "generation/thought_meter.h"
@@ -101,6 +102,10 @@ class Generation {
   // Makes a token of forced() the pending one, in place of push(). REQUIRES: nothing is pending; not finished.
   void force(TokenId token);
 
+  // The drafts of GenerateOptions::draft; null without them. A state() has none.
+  Drafting* drafting() { return drafting_ ? &*drafting_ : nullptr; }
+  const Drafting* drafting() const { return drafting_ ? &*drafting_ : nullptr; }
+
   // Finishes from outside, for example with kContext, kKvMemory or kCancelled. Has no effect on a finished generation.
   // Drops a pending token and undoes its draw, so that a continuation from the sampler's state and the same logits
   // draws it again. REQUIRES: reason is none of kEnd, kStop and kFailed.
@@ -174,6 +179,7 @@ class Generation {
   std::optional<GeneratedToken> end_choice_;
   std::vector<std::vector<TokenId>> forced_;  // GenerateOptions::forced_texts
   std::size_t sample_ = 0;                    // whose text of them this is
+  std::optional<Drafting> drafting_;
 };
 
 }  // namespace kvasir
