@@ -59,9 +59,12 @@ std::vector<TokenId> tokens_that_followed(std::span<const TokenId> history, Toke
     if (length == kLongestMatch) break;
   }
   if (best < 0) return {};
+  // Behind `next` the drafts follow themselves: what comes round, comes round again.
   std::vector<TokenId> tokens;
-  for (std::ptrdiff_t at = best + 1; at <= size && std::ssize(tokens) < most; ++at)
-    tokens.push_back(at < size ? history[static_cast<std::size_t>(at)] : next);
+  for (std::ptrdiff_t at = best + 1; std::ssize(tokens) < most; ++at)
+    tokens.push_back(at < size    ? history[static_cast<std::size_t>(at)]
+                     : at == size ? next
+                                  : tokens[static_cast<std::size_t>(at - size - 1)]);
   return tokens;
 }
 

@@ -25,7 +25,8 @@ inline constexpr int kMostDrafts = 7;  // a pass with them has Sequence::kFewRow
 Result<std::optional<DraftOptions>> parse_draft(std::string_view spec);
 
 // Returns up to `most` tokens that followed the longest earlier occurrence of the newest tokens, `history` and then
-// `next`; of equally long ones the newest. Empty if fewer than `match` tokens occurred before.
+// `next`; of equally long ones the newest. Where they reach the newest tokens, they go on as these did. Empty if fewer
+// than `match` tokens occurred before.
 std::vector<TokenId> tokens_that_followed(std::span<const TokenId> history, TokenId next, int match, int most);
 
 // Drafts for one text. Pauses where few come true: a pass of several rows takes longer.

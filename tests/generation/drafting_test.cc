@@ -31,7 +31,7 @@ TEST(Drafting, TakesWhatFollowedTheLongestMatch) {
   EXPECT_EQ(tokens_that_followed(longer, 3, 4, 3), Tokens());           // none is as long
   EXPECT_EQ(tokens_that_followed(longer, 7, 1, 3), Tokens());
   EXPECT_EQ(tokens_that_followed({}, 7, 1, 3), Tokens());
-  EXPECT_EQ(tokens_that_followed(Tokens{7}, 7, 1, 3), Tokens{7});  // it goes on up to the newest token itself
+  EXPECT_EQ(tokens_that_followed(Tokens{7}, 7, 1, 3), (Tokens{7, 7, 7}));
   EXPECT_EQ(tokens_that_followed(longer, 3, 1, 1), Tokens{9});
 }
 
@@ -47,7 +47,9 @@ TEST(Drafting, AgreesWithAPlainSearch) {
     for (int length = size - 1; length >= match && expected.empty(); --length) {
       for (int end = size - 1; end >= length; --end) {
         if (!std::equal(all.end() - length, all.end(), all.begin() + end - length)) continue;
-        expected.assign(all.begin() + end, all.begin() + std::min(end + most, size));
+        for (int at = end; at < end + most; ++at)
+          expected.push_back(at < size ? all[static_cast<std::size_t>(at)]
+                                       : expected[static_cast<std::size_t>(at - size)]);
         break;
       }
     }
@@ -73,7 +75,7 @@ TEST(Drafting, PausesWhereNothingComesTrue) {
     const auto found = drafting.draft(history, 3);
     if (!found.empty()) drafting.note(static_cast<int>(found.size()), static_cast<int>(found.size()));
   }
-  EXPECT_EQ(drafting.draft(history, 3).size(), 6U);
+  EXPECT_EQ(drafting.draft(history, 3).size(), 7U);
 }
 
 }  // namespace

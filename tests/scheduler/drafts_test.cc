@@ -55,7 +55,7 @@ void expect_same(Drafted& drafted, Drafted& plain) {
   EXPECT_EQ(drafted.runner.cache()->budget().peak(), plain.runner.cache()->budget().peak());
   SequenceRunner one(std::move(drafted.text.sequence)), other(std::move(plain.text.sequence));
   const KvSequence* all[] = {&one.sequence()};
-  drafted.runner.cache()->check_invariants(all);
+  drafted.runner.cache()->check_invariants(all, one.whole().state_bytes());
   EXPECT_EQ(kept_by(one.sequence()), kept_by(other.sequence()));
   EXPECT_EQ(one.counters().kept_max, other.counters().kept_max);
   EXPECT_EQ(one.counters().seen_least, other.counters().seen_least);
