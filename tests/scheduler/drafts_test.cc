@@ -14,7 +14,8 @@ struct Drafted {
           float temperature, int tokens = 90)
       : runner(model, *new_cache(model, std::uint64_t{1} << 26)),
         options{.max_tokens = tokens, .ignore_eos = true, .sampling = {.temperature = temperature, .seed = 7}} {
-    // Words that come again and again, so that what followed before is often right.
+    // Few words, which come again and again, so that what followed before is often right.
+    options.allowed_tokens = {20, 21, 22};
     for (int i = 0; i < 66; ++i) prompt.push_back(20 + i % 11 + (i > 40 ? i % 3 : 0));
     options.draft = draft;
     options.logprobs = 1;
