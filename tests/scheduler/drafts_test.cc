@@ -98,9 +98,10 @@ TEST(Drafts, AreForPoliciesThatRest) {
   const auto model = load(file.path(), {.threads = 1});
   for (const char* policy :
        {"full", "window:size=30", "streaming:sinks=4,window=20", "streaming:sinks=2,window=20,every=7",
-        "snapkv:budget=24,window=8", "pyramidkv:budget=24,window=8"})
+        "snapkv:budget=24,window=8", "pyramidkv:budget=24,window=8"}) {
     const auto report = Drafted(model, policy, "ngram:match=1", 0).task->generation().result().draft;
-  EXPECT_GT(report->came_true, 0) << policy << ", " << report->drafted << " drafted, " << report->refused;
+    EXPECT_GT(report->came_true, 0) << policy << ", " << report->drafted << " drafted, " << report->refused;
+  }
   for (const char* policy : {"h2o:budget=24", "tova:budget=24", "cascade:size=24,n=2", "lethe:start=24",
                              "quest:budget=32", "streaming:sinks=4,window=20,realign=rotate", "full:thoughts=drop",
                              "snapkv:budget=24,window=8+h2o:budget=16,recent=4"}) {
