@@ -130,6 +130,8 @@ class Generation {
   std::optional<TokenId> end_token() const { return end_token_; }  // chosen by the model; after kEnd only
   std::optional<TokenId> pending() const { return pending_; }      // the token to run, not accepted yet
   std::int64_t tokens() const { return tokens_; }                  // accepted
+  // The most tokens that may still be accepted.
+  std::int64_t tokens_left() const { return (max_tokens_ < 0 ? kMostGenerated : max_tokens_) - tokens_; }
   std::optional<ThoughtMeter::Span> closed_thoughts() const { return thoughts_ ? thoughts_->closed() : std::nullopt; }
   std::int64_t thought_tokens() const { return thoughts_ ? thoughts_->tokens() : 0; }
   const std::string& text() const { return text_; }  // all that accept() and flush() returned

@@ -9,7 +9,8 @@ namespace kvasir {
 std::vector<StepRequest> BatchRunner::requests_of(std::span<const Turn> turns) {
   std::vector<StepRequest> requests;
   requests.reserve(turns.size());
-  for (const Turn& turn : turns) requests.push_back({&turn.task->sequence(), turn.task->input(turn.most_rows), turn.task});
+  for (const Turn& turn : turns)
+    requests.push_back({&turn.task->sequence(), turn.task->input(turn.most_rows), turn.task});
   return requests;
 }
 

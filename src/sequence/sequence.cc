@@ -134,8 +134,6 @@ Sequence::PassPlan Sequence::plan_pass(const Input& input) const {
     if (input.drafts > 0) {
       KVASIR_CHECK(!prompt && input.drafts < rest);
       plan.chunk.rows = 1 + most_drafts(input.drafts);
-      // Drafts must not need memory that the first row alone would not.
-      if (const PolicyChunk one{next, 1, false, 0}; most_state(plan.chunk) > most_state(one)) plan.chunk = one;
     }
     if (prompt) plan.chunk.prompt_left = end - plan.chunk.end();
   } else {
