@@ -73,8 +73,8 @@ void Task::draft() {
                                    : watch_ != nullptr        ? "the text promises quality"
                                                               : sequence.drafts_refused();
   if (!refused.empty()) return drafting->refuse(refused);
-  const int most =
-      sequence.most_drafts(static_cast<int>(std::min<std::int64_t>(context_left(sequence) - 1, kMostDrafts)));
+  const std::int64_t left = std::min(context_left(sequence), generation_->tokens_left()) - 1;
+  const int most = sequence.most_drafts(static_cast<int>(std::min<std::int64_t>(left, kMostDrafts)));
   pass_ = {next_};
   if (most == 0) return;
   const std::vector<TokenId> drafts =
