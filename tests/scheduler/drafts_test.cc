@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
+#include "planning/memory_plan.h"
 #include "scheduler/batch_runner.h"
 #include "sequence/crowd.h"
 
@@ -53,7 +54,15 @@ void expect_same(Drafted& drafted, Drafted& plain) {
     EXPECT_EQ(a.choices[i].token.log_probability, b.choices[i].token.log_probability);
   }
   EXPECT_EQ(drafted.runner.cache()->budget().used(), plain.runner.cache()->budget().used());
-  EXPECT_EQ(drafted.runner.cache()->budget().peak(), plain.runner.cache()->budget().peak());
+  const std::uint64_t peak = drafted.runner.cache()->budget().peak();
+  const RetentionPolicy& policy = drafted.text.sequence->policy();
+  if (policy.traits().compacts) {
+    // The state of the policy grows some tokens ahead, within what is planned.
+    const MemoryRequest request{66 + a.tokens, 66, drafted.text.chunk, 1};
+    EXPECT_LE(peak, plan_kv_memory(drafted.text.sequence->shape(), policy, request).bytes);
+  } else {
+    EXPECT_EQ(peak, plain.runner.cache()->budget().peak());
+  }
   SequenceRunner one(std::move(drafted.text.sequence)), other(std::move(plain.text.sequence));
   const KvSequence* all[] = {&one.sequence()};
   drafted.runner.cache()->check_invariants(all, one.whole().state_bytes());
