@@ -161,6 +161,8 @@ struct EngineReport {
   std::int64_t preemptions = 0;
   std::int64_t prompt_tokens = 0;  // read or taken from the prefix cache
   std::int64_t generated_tokens = 0;
+  std::int64_t drafted_tokens = 0;     // run as drafts (GenerateOptions::draft)
+  std::int64_t drafts_come_true = 0;   // of these, those that became tokens of a text
   std::int64_t recomputed_tokens = 0;  // run again after preemptions
   std::int64_t shadow_tokens = 0;      // read to compare policies with the full cache (RequestOptions::quality)
   std::int64_t prefix_queries = 0;     // prompt tokens of requests that queried the prefix cache

@@ -343,6 +343,7 @@ Status finish_request(ReadyRequest& ready, const Preparation& common, const Serv
   const StepThread& steps = model.steps;
   RequestOptions& options = ready.request.options;
   options.stop_compiling = std::move(stop);
+  if (options.generate.draft.empty()) options.generate.draft = model.defaults.draft;
   if (!ready.request.session.empty()) {
     KVASIR_RETURN_IF_ERROR(check_session_text(ready.request));
     KVASIR_RETURN_IF_ERROR(compile_for_session(steps.text(), ready.request));
