@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "base/status.h"
-#include "generation/drafting.h"
 
 namespace kvasir::server {
 namespace {
@@ -172,11 +171,6 @@ Status read_endings(const Fields& body, GenerateOptions& generate) {
     return invalid_argument("'allowed_token_ids' is empty, so no token could follow; omit it")
         .about({"allowed_token_ids"});
   return read_bad_words(body, generate.bad_words);
-}
-
-Status read_draft(const Fields& body, GenerateOptions& generate) {
-  KVASIR_RETURN_IF_ERROR(read_field(body, "draft", generate.draft));
-  return parse_draft(generate.draft).status();
 }
 
 }  // namespace kvasir::server

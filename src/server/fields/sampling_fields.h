@@ -21,9 +21,6 @@ Status read_sampling(const Fields& body, const SamplingOptions& usual, SamplingO
 // Errors: as read_sampling; numbers and lengths of stop strings are checked.
 Status read_endings(const Fields& body, GenerateOptions& generate);
 
-// Reads draft (GenerateOptions::draft).
-Status read_draft(const Fields& body, GenerateOptions& generate);
-
 // The parts of these that other APIs have under names of their own. Errors: as read_sampling.
 
 // Reads temperature, top_k, top_p, min_p and the other numbers that have the same names in all APIs.
