@@ -285,6 +285,7 @@ Status in_body(const Status& status) {
                                                                       "stop_token_ids",
                                                                       "allowed_token_ids",
                                                                       "bad_words",
+                                                                      "draft",
                                                                       "prompt_logprobs"});
   if (status.ok()) return status;
   for (const auto& [setting, said] : kOfServer)
