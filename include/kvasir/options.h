@@ -217,6 +217,10 @@ struct GenerateOptions {
   // empty. max_tokens must be -1 or the length of the longest, and nothing else may end or restrict the text: no stop
   // strings, stop tokens, limits of tokens, grammar or thoughts. Empty: tokens are drawn.
   std::vector<std::vector<std::int32_t>> forced_texts;
+  // Drafts of the next tokens, which a pass checks together: "ngram" takes what followed the newest tokens before,
+  // "ngram:match=3,most=7" where at least so many occurred before, and so many at a time. Changes no token, only the
+  // speed. No effect where the policy or the model allows no drafts (DraftReport::refused). Empty or "off": none.
+  std::string draft;
   // Reports each token's log-probability and this many of the likeliest tokens in its place; 0 to 100, -1: no report.
   int logprobs = -1;
   // For requests: the same for each prompt token but the first. No effect on a session.

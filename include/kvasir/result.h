@@ -161,6 +161,8 @@ struct EngineReport {
   std::int64_t preemptions = 0;
   std::int64_t prompt_tokens = 0;  // read or taken from the prefix cache
   std::int64_t generated_tokens = 0;
+  std::int64_t drafted_tokens = 0;     // run as drafts (GenerateOptions::draft)
+  std::int64_t drafts_come_true = 0;   // of these, those that became tokens of a text
   std::int64_t recomputed_tokens = 0;  // run again after preemptions
   std::int64_t shadow_tokens = 0;      // read to compare policies with the full cache (RequestOptions::quality)
   std::int64_t prefix_queries = 0;     // prompt tokens of requests that queried the prefix cache
@@ -188,6 +190,13 @@ struct GeneratedToken {
   TokenChoice token;
   std::vector<TokenChoice> likeliest;  // likeliest first
   bool hidden = false;                 // a control token, which the text does not show
+};
+
+// With GenerateOptions::draft.
+struct DraftReport {
+  std::int64_t drafted = 0;    // tokens that ran as drafts
+  std::int64_t came_true = 0;  // of these, those that became tokens of the text
+  std::string refused;         // why there were none; empty: they were possible
 };
 
 struct GenerateResult {
@@ -220,6 +229,7 @@ struct GenerateResult {
   std::int64_t recomputed = 0;           // tokens recomputed after preemptions
   double queue_seconds = 0;              // part of prompt_seconds: until its first pass
   std::optional<QualityReport> quality;  // with RequestOptions::quality
+  std::optional<DraftReport> draft;      // with GenerateOptions::draft
   Status status;                         // kFailed: why, kDataLoss (the model's output is NaN); otherwise ok
 };
 

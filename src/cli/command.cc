@@ -29,6 +29,7 @@
 #include "base/status.h"
 #include "base/system_memory.h"
 #include "cli/signals.h"
+#include "generation/drafting.h"
 #include "retention/demotion.h"
 #include "retention/registry.h"
 #include "retention/scored.h"
@@ -139,6 +140,16 @@ void add_kv_memory_option(CLI::App& command, EngineOptions& options) {
   add_bytes_option(command, "--kv-memory", options.kv_memory,
                    "Bound of all KV memory, for example 512MiB; 0: what the policy needs")
       ->envname("KVASIR_KV_MEMORY");
+}
+
+void add_draft_option(CLI::App& command, std::string& draft) {
+  const auto known = [](std::string& spec) { return parse_draft(spec).status().message(); };
+  command
+      .add_option(
+          "--draft", draft,
+          "Draft the next tokens, and check several in one pass: ngram[:match=3,most=7], from what followed the "
+          "newest tokens before; changes no token (default: off)")
+      ->check(CLI::Validator(known, ""));
 }
 
 CLI::Option* add_policy_option(CLI::App& command, std::string& policy, const std::string& help) {

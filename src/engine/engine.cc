@@ -194,6 +194,8 @@ class EngineImpl final : public Engine {
     report.preemptions = counters.preempted;
     report.prompt_tokens = counters.prompt_tokens;
     report.generated_tokens = counters.generated_tokens;
+    report.drafted_tokens = counters.drafted_tokens;
+    report.drafts_come_true = counters.drafts_come_true;
     report.recomputed_tokens = counters.recomputed_tokens;
     report.shadow_tokens = counters.shadow_tokens;
     report.evicted_tokens = counters.evicted_tokens;

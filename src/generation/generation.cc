@@ -185,6 +185,7 @@ Status validate(const GenerateOptions& options) {
                             kMostAllowedTokens)
         .about({"allowed_token_ids"});
   if (const Status forced = check_forced(options); !forced.ok()) return forced;
+  KVASIR_RETURN_IF_ERROR(parse_draft(options.draft).status());
   return check_bad_words(options.bad_words);
 }
 
@@ -241,6 +242,7 @@ Generation::Generation(const Tokenizer& tokenizer, const GenerateOptions& option
   ignore_eos_ = options.ignore_eos;
   show_special_ = options.show_special;
   logprobs_ = options.logprobs;
+  if (const auto draft = parse_draft(options.draft); *draft) drafting_.emplace(**draft);
   if (options.grammar != nullptr) grammar_.emplace(options.grammar);
   if (options.thoughts != nullptr) thoughts_.emplace(options.thoughts, options.thought_budget);
   for (const TokenId token : newest) observe(token);
@@ -447,6 +449,8 @@ GenerateResult Generation::result() const {
   result.thought_tokens = thought_tokens();
   result.finish_reason = finish_reason_.value_or(FinishReason::kFailed);
   result.stopped_by = matcher_.found();
+  if (drafting_)
+    result.draft = DraftReport{drafting_->drafted(), drafting_->came_true(), std::string(drafting_->refused())};
   return result;
 }
 

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "generation/drafting.h"
 #include "generation/sampler.h"
 #include "generation/stop_matcher.h"
 #include "generation/thought_meter.h"
@@ -101,6 +102,10 @@ class Generation {
   // Makes a token of forced() the pending one, in place of push(). REQUIRES: nothing is pending; not finished.
   void force(TokenId token);
 
+  // The drafts of GenerateOptions::draft; null without them. A state() has none.
+  Drafting* drafting() { return drafting_ ? &*drafting_ : nullptr; }
+  const Drafting* drafting() const { return drafting_ ? &*drafting_ : nullptr; }
+
   // Finishes from outside, for example with kContext, kKvMemory or kCancelled. Has no effect on a finished generation.
   // Drops a pending token and undoes its draw, so that a continuation from the sampler's state and the same logits
   // draws it again. REQUIRES: reason is none of kEnd, kStop and kFailed.
@@ -125,6 +130,8 @@ class Generation {
   std::optional<TokenId> end_token() const { return end_token_; }  // chosen by the model; after kEnd only
   std::optional<TokenId> pending() const { return pending_; }      // the token to run, not accepted yet
   std::int64_t tokens() const { return tokens_; }                  // accepted
+  // The most tokens that may still be accepted.
+  std::int64_t tokens_left() const { return (max_tokens_ < 0 ? kMostGenerated : max_tokens_) - tokens_; }
   std::optional<ThoughtMeter::Span> closed_thoughts() const { return thoughts_ ? thoughts_->closed() : std::nullopt; }
   std::int64_t thought_tokens() const { return thoughts_ ? thoughts_->tokens() : 0; }
   const std::string& text() const { return text_; }  // all that accept() and flush() returned
@@ -174,6 +181,7 @@ class Generation {
   std::optional<GeneratedToken> end_choice_;
   std::vector<std::vector<TokenId>> forced_;  // GenerateOptions::forced_texts
   std::size_t sample_ = 0;                    // whose text of them this is
+  std::optional<Drafting> drafting_;
 };
 
 }  // namespace kvasir

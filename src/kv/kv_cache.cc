@@ -293,6 +293,12 @@ Status KvSequence::append(int tokens) {
   return {};
 }
 
+int KvSequence::room_to_take_back(int tokens) const {
+  if (states_.exist()) return 0;
+  for (const PageTable& table : tables_) tokens = table.room_to_take_back(tokens);
+  return tokens;
+}
+
 Status KvSequence::adopt(std::span<const PageId> pages) {
   KVASIR_CHECK(!states_.exist());
   std::size_t all = 0;

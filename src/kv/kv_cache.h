@@ -161,6 +161,12 @@ class KvSequence {
   // Makes room for `tokens` tokens in every table, if the budget also has room for what a plan applied afterwards may
   // take. Succeeds whole or leaves no trace. Errors: kResourceExhausted.
   Status append(int tokens);
+  // The least PageTable::room_to_take_back of all tables; 0 where layers have states, which cannot go back.
+  int room_to_take_back(int tokens) const;
+  // Takes back the newest tokens of the last append. REQUIRES: as PageTable::take_back.
+  void take_back(int tokens) {
+    for (PageTable& table : tables_) table.take_back(tokens);
+  }
 
  private:
   friend class KvCache;

@@ -64,6 +64,25 @@ Status PageTable::append(int tokens) {
   return {};
 }
 
+int PageTable::room_to_take_back(int tokens) const {
+  const TableTokens& t = tokens_;
+  if (t.runs.size() > 1) return 0;
+  const int room = t.room(0);
+  std::int64_t most = std::min(tokens, (room > 0 ? room : columns().slots()) - 1);
+  if (!layout().encoded()) return static_cast<int>(most);
+  t.for_each_open([&](std::uint32_t column) {
+    const bool fills = column == t.runs.front().tail && room > 0;
+    const TokenIndex last = fills ? t.next_index + room - 1 : columns().last_index(column);
+    if (const TokenIndex reader = layout().first_reader(last); reader > t.next_index)
+      most = std::min(most, reader - t.next_index - 1);
+  });
+  return static_cast<int>(most);
+}
+
+void PageTable::take_back(int tokens) {
+  tokens_.retract(tokens_.frames.back(), tokens);
+}
+
 void PageTable::end_pass() {
   for (const PassSeals::Seal& seal : seals_.all())
     tokens_.columns.count_encodings(seal.column, columns()[seal.column].live);

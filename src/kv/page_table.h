@@ -75,6 +75,12 @@ class PageTable {
 
   // Makes room for `tokens` tokens behind the newest. Succeeds whole or leaves no trace. Errors: kResourceExhausted.
   Status append(int tokens);
+  // Returns how many tokens, at most `tokens`, may be appended together with the next one so that take_back leaves no
+  // trace of them: they share its column, and no column is sealed for them.
+  int room_to_take_back(int tokens) const;
+  // Takes back the newest tokens of the last append, as if they had not been appended. REQUIRES: no more than
+  // room_to_take_back() said then; nothing has changed since.
+  void take_back(int tokens);
   // Ends a pass: gives back the open pages of the columns that it sealed. Called before any other change.
   void end_pass();
   // Fills an empty table with the first pages.size() / lanes * slots tokens of a text, whose keys and values these

@@ -158,6 +158,21 @@ void TableTokens::extend(Frame& frame, int count) {
   written += count;
 }
 
+void TableTokens::retract(Frame& frame, int count) {
+  const std::uint32_t tail = runs.front().tail;
+  Column& column = columns[tail];
+  PageEntry& entry = runs.front().entries[frame.end - 1];
+  const SlotMask taken = slot_range(column.used - count, column.used);
+  KVASIR_CHECK(entry.column == tail && (entry.live & taken) == taken && entry.live != taken);
+  entry.live &= ~taken;
+  column.live &= ~taken;
+  column.used -= count;
+  frame.tokens -= count;
+  next_index -= count;
+  length -= count;
+  written -= count;
+}
+
 void TableTokens::make_entry_room(int run) {
   std::vector<PageEntry>& entries = runs[static_cast<std::size_t>(run)].entries;
   if (entries.size() < entries.capacity()) return;

@@ -64,6 +64,10 @@ void RequestCompletion::end_shadow(Request& shadow, const Status& why) {
 
 void RequestCompletion::end_one(Request& request, const Status& why) {
   parts_.shadows->drop(request);
+  if (const Drafting* drafting = request.task().generation().drafting(); drafting != nullptr) {
+    parts_.counters->drafted_tokens += drafting->drafted();
+    parts_.counters->drafts_come_true += drafting->came_true();
+  }
   if (request.is(RequestState::kSwappingIn)) request.cancel_swap_in();  // half of its pages have no content
   if (request.group().inspect) views_.add(sample_info(request));
   if (request.task().status().ok()) {

@@ -13,6 +13,8 @@ namespace {
 
 // How long a round waits for a file or a store if there is nothing else to do.
 constexpr std::chrono::milliseconds kTransferWait(20);
+// Rows of generated tokens and their drafts in a pass.
+constexpr int kRowsWithDrafts = 16;
 
 }  // namespace
 
@@ -52,6 +54,7 @@ bool RequestPasses::run_round() {
   const bool idle = pass.turns.empty() && !pass.loading && parts_.sessions->empty();
   if (idle && pass.unstarted != nullptr && !parts_.preemption->swapping() && !parts_.prefixes->tiers().fetching())
     give_way_to(*pass.unstarted, pass.why_unstarted);
+  add_drafts(pass);
   fit(pass);
   for (std::size_t i = 0; i < pass.turns.size(); ++i)
     if (pass.starts[i]) parts_.prefixes->count_start(*pass.requests[i]);
@@ -166,6 +169,18 @@ void RequestPasses::give_way_to(Request& unstarted, const Status& why) {
   }
 }
 
+// Gives generated tokens rows for their drafts where the pass is small: the more rows, the more a row that comes to
+// nothing costs.
+void RequestPasses::add_drafts(Pass& pass) const {
+  const auto generating = std::ranges::count_if(pass.turns, [](const Turn& turn) { return !turn.task->reads(); });
+  for (Turn& turn : pass.turns)
+    if (const int drafts = turn.task->drafts(); drafts > 0 && !turn.task->reads())
+      turn.most_rows = 1 + std::clamp(static_cast<int>(kRowsWithDrafts / generating) - 1, 0, drafts);
+  if (parts_.runner->plan(pass.turns).bytes <= parts_.memory->available()) return;
+  for (Turn& turn : pass.turns)
+    if (turn.task->drafts() > 0 && !turn.task->reads()) turn.most_rows = 1;
+}
+
 // Drops turns without room: the bytes of starting requests were estimates.
 void RequestPasses::fit(Pass& pass) {
   const BatchRunner& runner = *parts_.runner;
@@ -203,7 +218,8 @@ void RequestPasses::drop_what_waits_for_swap(Pass& pass) {
 RequestPasses::Rows RequestPasses::rows_of(const Pass& pass) {
   Rows rows;
   for (const Turn& turn : pass.turns) {
-    (turn.task->reads() ? rows.prompt : rows.other) += turn.most_rows;
+    // The time of a pass is learnt by its tokens: drafts are extra.
+    (turn.task->reads() ? rows.prompt : rows.other) += turn.task->drafts() > 0 ? 1 : turn.most_rows;
     rows.left += turn.task->left();
   }
   return rows;

@@ -115,6 +115,10 @@ class RetentionPolicy {
            traits_.demotion;
   }
 
+  // Whether several generated tokens may form one chunk, and the last of them may be withdrawn before it ends: they
+  // lead to no decision, and are neither observed nor read.
+  virtual bool rests_while_generating() const { return !by_token(); }
+
   // An equal policy in an equal state, of the same class.
   virtual std::unique_ptr<RetentionPolicy> clone() const = 0;
 

@@ -97,6 +97,11 @@ class ScoredPolicy : public RetentionPolicy, public ObservesMasses, public Reads
   void begin(const TableLayout& layout) override;
   TokenIndex seen() const override { return lists_.empty() ? 0 : lists_.front().next_token(); }
   void retained(int table, int run, std::vector<IndexRange>& ranges) const override;
+  bool rests_while_generating() const override {
+    const PolicyChunk generated{seen(), 1, false, 0};
+    return acts_ == Acts::kAtPromptEnd && !traits().demotion && as<ReadsKv>() == nullptr &&
+           as<SumsQueries>() == nullptr && (reductions().empty() || !wants(generated, 0, 0));
+  }
   std::int64_t exact_prefix(std::int64_t n) const override;
   bool wants(const PolicyChunk& chunk, int row, int reduction) const override;
   void observe(const PolicyChunk& chunk, int table, int row, std::span<const std::span<const double>> masses) final;

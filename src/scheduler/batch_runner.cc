@@ -6,18 +6,26 @@
 
 namespace kvasir {
 
-std::vector<StepRequest> BatchRunner::requests_of(std::span<const Turn> turns) {
+std::vector<StepRequest> BatchRunner::requests_of(std::span<const Turn> turns, bool drafts) {
   std::vector<StepRequest> requests;
   requests.reserve(turns.size());
-  for (const Turn& turn : turns) requests.push_back({&turn.task->sequence(), turn.task->input(turn.most_rows)});
+  for (const Turn& turn : turns) {
+    const int most_rows = drafts || turn.task->drafts() == 0 ? turn.most_rows : 1;
+    requests.push_back({&turn.task->sequence(), turn.task->input(most_rows), turn.task});
+  }
   return requests;
 }
 
 Status BatchRunner::pass(std::span<const Turn> turns) {
-  const std::vector<StepRequest> requests = requests_of(turns);
+  std::vector<StepRequest> requests = requests_of(turns);
+  Step::Plan plan = step_.plan(requests);
+  if (!plan.fits) {  // policies may need memory for their state of drafts
+    requests = requests_of(turns, false);
+    plan = step_.plan(requests);
+  }
   std::vector<StepResult> results(requests.size());
   std::vector<std::exception_ptr> failures(requests.size());  // nothing may throw between the step and take()
-  KVASIR_RETURN_IF_ERROR(step_.run(step_.plan(requests), requests, results));
+  KVASIR_RETURN_IF_ERROR(step_.run(plan, requests, results));
   // A row of logits is as long as the vocabulary: copying and drawing from 16 of them takes milliseconds on one thread.
   // Tasks share only what none of them changes: the logits, the model's configuration and its tokenizer.
   model_->threads->parallel_for(static_cast<int>(turns.size()), [&](int index) {

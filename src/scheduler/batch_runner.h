@@ -43,7 +43,7 @@ class BatchRunner {
   Step& step() { return step_; }
 
  private:
-  static std::vector<StepRequest> requests_of(std::span<const Turn> turns);
+  static std::vector<StepRequest> requests_of(std::span<const Turn> turns, bool drafts = true);
 
   std::shared_ptr<LoadedModel> model_;
   std::shared_ptr<KvCache> cache_;

@@ -60,7 +60,61 @@ bool Task::prepare() {
     generation_->finish(FinishReason::kContext);
     return false;
   }
+  draft();
   return true;
+}
+
+void Task::draft() {
+  Drafting* const drafting = generation_->drafting();
+  if (drafting == nullptr || !pass_.empty() || !drafting->refused().empty()) return;
+  const Sequence& sequence = *text_->sequence;
+  // A token that the grammar forces is not drawn, so the draws behind it would be others.
+  const std::string_view refused = generation_->has_grammar() ? "the text has a grammar"
+                                   : watch_ != nullptr        ? "the text promises quality"
+                                                              : sequence.drafts_refused();
+  if (!refused.empty()) return drafting->refuse(refused);
+  const std::int64_t left = std::min(context_left(sequence), generation_->tokens_left()) - 1;
+  const int most = sequence.most_drafts(static_cast<int>(std::min<std::int64_t>(left, kMostDrafts)));
+  pass_ = {next_};
+  if (most == 0) return;
+  const std::vector<TokenId> drafts =
+      drafting->draft(replayable_ ? std::span<const TokenId>(tokens_) : std::span<const TokenId>(text_->newest), next_);
+  pass_.insert(pass_.end(), drafts.begin(), drafts.begin() + std::min<std::ptrdiff_t>(std::ssize(drafts), most));
+}
+
+int Task::judge(const StepResult& result) {
+  const std::size_t vocabulary = result.logits.size() / static_cast<std::size_t>(result.rows);
+  try {
+    for (judged_ = 0;;) {
+      fresh_ += generation_->accept(pass_[static_cast<std::size_t>(judged_)]);
+      if (++judged_ == result.rows || generation_->finished()) break;
+      const Result<std::optional<TokenId>> token =
+          generation_->push(result.logits.subspan(static_cast<std::size_t>(judged_ - 1) * vocabulary, vocabulary));
+      if (!token.ok()) status_ = token.status();
+      if (!token.ok() || !*token) break;
+      next_ = **token;
+      if (next_ != pass_[static_cast<std::size_t>(judged_)]) break;
+    }
+  } catch (const std::exception&) {
+    status_ = exhausted("the system refused memory for a pass of drafts; begin it again");
+    judged_ = std::max(judged_, 1);
+  }
+  generation_->drafting()->note(result.rows - 1, judged_ - 1);
+  return judged_;
+}
+
+void Task::take_judged(const StepResult& result) {
+  const std::span<const TokenId> stay = std::span(pass_).first(static_cast<std::size_t>(judged_));
+  note_newest(stay);
+  if (replayable_) {
+    tokens_.insert(tokens_.end(), stay.begin(), stay.end());
+    noted_ = run_ = tokens_.size();
+  }
+  const auto newest = result.logits.last(result.logits.size() / static_cast<std::size_t>(result.rows));
+  text_->logits.assign(newest.begin(), newest.end());
+  if (!generation_->pending()) next_ = kNoToken;
+  pass_.clear();
+  judged_ = 0;
 }
 
 bool Task::reads() const {
@@ -90,6 +144,11 @@ Sequence::Input Task::input(int most_rows) const {
   input.source = reads() ? Source::kPrompt : Source::kGenerated;
   if (run_ == tokens_.size()) {
     input.rest = {&next_, 1};
+    if (const int most = std::min(drafts() + 1, most_rows); most > 1) {
+      input.rest = std::span(pass_).first(static_cast<std::size_t>(most));
+      input.drafts = most - 1;
+      input.logits = Logits::kAll;
+    }
     return input;
   }
   const bool pauses = run_ < pause_ && pause_ < prompt_ && !reports_prompt();
@@ -117,6 +176,7 @@ void Task::take(const StepResult& result) {
     fail(result.status);
     return;
   }
+  if (judged_ > 0) return take_judged(result);
   const bool generated = run_ == tokens_.size();
   const bool replayed = replays();
   if (generated && !replayable_) {
@@ -134,7 +194,10 @@ void Task::take(const StepResult& result) {
     const auto newest = result.logits.last(result.logits.size() / static_cast<std::size_t>(result.rows));
     text_->logits.assign(newest.begin(), newest.end());
   }
-  if (generated) fresh_ += generation_->accept(std::exchange(next_, kNoToken));
+  if (generated) {
+    fresh_ += generation_->accept(std::exchange(next_, kNoToken));
+    pass_.clear();
+  }
   for (; forced_ > 0 && run_ + forced_ > tokens_.size(); --forced_) {
     const TokenId token = tokens_[tokens_.size() - forced_];
     generation_->force(token);

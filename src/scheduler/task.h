@@ -42,7 +42,7 @@ GenerateOptions with_seed(GenerateOptions options);
 // a seed". Errors: kInvalidArgument.
 Status check_seeds(std::uint64_t seed, int samples);
 
-class Task {
+class Task : public DraftJudge {
  public:
   // Reads `prompt` behind the text, then, given a `generation`, continues the text. The text must outlive the task. A
   // task that begins without a sequence keeps all tokens, to run them again after release(); any other keeps only its
@@ -62,6 +62,10 @@ class Task {
   // it between passes.
   void add_forced();
 
+  // Returns the number of drafts that the next pass runs behind the drawn token, if it may have as many rows.
+  int drafts() const { return run_ == tokens_.size() && !pass_.empty() ? static_cast<int>(pass_.size()) - 1 : 0; }
+  // Draws the token behind each row, and lets the rows stay that those tokens are in.
+  int judge(const StepResult& result) override;
   // Takes the result of the pass. A failed pass ends the task. REQUIRES: the pass ran input().
   void take(const StepResult& result);
 
@@ -124,6 +128,8 @@ class Task {
 
  private:
   void note_newest(std::span<const TokenId> tokens);
+  void draft();
+  void take_judged(const StepResult& result);
   void drop_thoughts();
   bool replays() const;
   void tell_watch(const StepResult& result);
@@ -147,8 +153,10 @@ class Task {
     bool done = false;
   };
   std::optional<Dropped> dropped_;
-  TokenId next_ = kNoToken;  // drawn but not run yet
-  std::string fresh_;        // text that take_text will return
+  TokenId next_ = kNoToken;    // drawn but not run yet
+  std::vector<TokenId> pass_;  // `next_` and its drafts; empty: not drafted yet
+  int judged_ = 0;             // of these, those that came true in the pass that runs
+  std::string fresh_;          // text that take_text will return
   int prompt_logprobs_ = -1;
   std::vector<GeneratedToken> prompt_choices_;  // of the prompt's tokens from the second on
   Pooling pooling_ = Pooling::kNone;

@@ -1,6 +1,7 @@
 #include "sequence/sequence.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/check.h"
@@ -130,6 +131,10 @@ Sequence::PassPlan Sequence::plan_pass(const Input& input) const {
     const bool prompt = input.source == Source::kPrompt;
     const int want = next_chunk_rows(*policy_, next, prompt ? end : 0, end, prompt_chunk(*policy_, input.chunk));
     plan.chunk = {next, chunk_rows(*policy_, want), prompt, 0};
+    if (input.drafts > 0) {
+      KVASIR_CHECK(!prompt && input.drafts < rest);
+      plan.chunk.rows = 1 + most_drafts(input.drafts);
+    }
     if (prompt) plan.chunk.prompt_left = end - plan.chunk.end();
   } else {
     plan.chunk = chunk_;
@@ -185,10 +190,34 @@ Status Sequence::make_room(const PassPlan& plan) {
     reads_.begin_chunk(chunk_);
     listener_.begin_chunk(chunk_);
   }
-  counters_.kept_max = std::max(counters_.kept_max, tables_.longest());
-  counters_.seen_least = tables_.shortest();
+  if (!plan.has_drafts()) count_seen(std::numeric_limits<std::int64_t>::max());
   bytes_peak_ = bytes_peak();
   return {};
+}
+
+void Sequence::count_seen(std::int64_t most) {
+  counters_.kept_max = std::max(counters_.kept_max, std::min(tables_.longest(), most));
+  counters_.seen_least = std::min(tables_.shortest(), most);
+}
+
+std::string_view Sequence::drafts_refused() const {
+  if (!policy_->rests_while_generating()) return "the policy decides or reads with every generated token";
+  if (policy_->traits().realign == Realign::kRotate) return "the policy rotates keys";
+  if (policy_->as<DropsThoughts>() != nullptr) return "the policy drops thoughts";
+  if (reads_.selector() != nullptr) return "the policy selects what each token reads";
+  if (tables_.states().exist()) return "the model's layers have states, which cannot go back";
+  if (!offloaded_.empty()) return "tokens are outside memory";
+  return {};
+}
+
+int Sequence::most_drafts(int wanted) const {
+  if (wanted <= 0 || in_chunk() || listener_.has_tap() || !drafts_refused().empty()) return 0;
+  // Where positions change as the context is left, only tokens in front of that may share a chunk.
+  const std::int64_t before = context() - tables_.next_index() - 1;
+  if (policy_->traits().positions == PositionMode::kAuto && before >= 0)
+    wanted = static_cast<int>(std::min<std::int64_t>(wanted, before));
+  wanted = std::min(wanted, chunk_rows(*policy_, std::min(wanted + 1, kFewRows)) - 1);
+  return tables_.room_to_take_back(wanted);
 }
 
 std::uint64_t Sequence::bytes() const {
@@ -225,10 +254,17 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
   batch->sequences.push_back(sequence);
 }
 
-void Sequence::finish_pass(const PassPlan& plan) {
+void Sequence::finish_pass(const PassPlan& plan, int rows) {
+  KVASIR_CHECK(rows == plan.rows || (rows >= 1 && rows < plan.rows && plan.has_drafts()));
+  if (rows < plan.rows) {
+    tables_.take_back(plan.rows - rows);
+    chunk_.rows = rows;
+  }
+  // A row of drafts sees what it would see alone.
+  if (plan.has_drafts()) count_seen(policy_->bound().value_or(std::numeric_limits<std::int64_t>::max()));
   tables_.end_pass();
   reads_.end_pass();
-  done_ += plan.rows;
+  done_ += rows;
   if (done_ == chunk_.rows) {
     listener_.end_chunk(tables_, *cache_->pool().store());
     prune();

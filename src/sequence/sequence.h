@@ -68,6 +68,9 @@ class Sequence {
     int most_rows = std::numeric_limits<int>::max();  // of this pass
     Logits logits = Logits::kLast;                    // kLast: of the last of `rest`
     bool hidden = false;                              // hidden states of all tokens, in place of logits
+    // The last this many of `rest` are drafts, which a pass may take back (finish_pass). It runs as many as fit behind
+    // the first, a generated token.
+    int drafts = 0;
   };
 
   // The next pass: some rows of a chunk.
@@ -82,6 +85,7 @@ class Sequence {
     std::uint64_t state = 0;    // most bytes of policy state until the chunk has ended
     std::uint64_t reserve = 0;  // bytes that must also be available, for copies of shared pages at the chunk's end
     bool ends_chunk() const { return first + rows == chunk.rows; }
+    bool has_drafts() const { return !chunk.prompt && rows > 1; }
   };
   // Plans as many of the first tokens of `input.rest` as share a chunk, or complete the one under way, up to most_rows.
   // REQUIRES: status().ok().
@@ -92,8 +96,15 @@ class Sequence {
   Status make_room(const PassPlan& plan);
   // Adds the rows to a batch. REQUIRES: make_room(plan) succeeded; the sequence outlives the batch unchanged.
   void describe(const PassPlan& plan, std::span<const TokenId> tokens, Batch* batch, std::size_t* tables_in_use);
-  // The rows have run. At the end of a chunk, executes what the policy decides.
-  void finish_pass(const PassPlan& plan);
+  // The rows have run. At the end of a chunk, executes what the policy decides. `rows`: of a pass with drafts, those
+  // that stay, at least one: the others leave no trace.
+  void finish_pass(const PassPlan& plan, int rows);
+
+  // Returns the most drafts, up to `wanted`, that may run behind the next generated token. Why it is 0 for the whole
+  // text: drafts_refused().
+  int most_drafts(int wanted) const;
+  // Returns why the text can have no drafts, or an empty text.
+  std::string_view drafts_refused() const;
 
   // Ok, or why the sequence cannot go on: the policy cannot serve the model, or a pass was abandoned halfway. The
   // sequence may then only be looked at and destroyed.
@@ -155,6 +166,7 @@ class Sequence {
  private:
   Sequence(const Sequence& other, KvSequence tables);
   std::uint64_t most_state(const PolicyChunk& chunk) const;
+  void count_seen(std::int64_t most);
   void prune();
 
   std::shared_ptr<LoadedModel> model_;

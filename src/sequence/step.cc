@@ -33,6 +33,25 @@ bool all_finite(std::span<const float> values) {
   return largest < 0x7f800000u;
 }
 
+// Checks what a sequence's rows gave, and takes the drafts off that do not come true. Returns false if a logit or
+// hidden state of what stays is not finite. Rows of drafts that stay were finite: others end those before them.
+bool settle(const Sequence::PassPlan& pass, DraftJudge* judge, StepResult* result) {
+  if (!pass.has_drafts()) return all_finite(result->logits) && all_finite(result->hidden);
+  const std::size_t vocabulary = result->logits.size() / static_cast<std::size_t>(result->rows);
+  int rows = 0;
+  while (rows < result->rows &&
+         all_finite(result->logits.subspan(static_cast<std::size_t>(rows) * vocabulary, vocabulary)))
+    ++rows;
+  const auto keep = [&](int count) {
+    result->tokens = result->rows = count;
+    result->logits = result->logits.first(static_cast<std::size_t>(count) * vocabulary);
+  };
+  if (rows == 0) return false;
+  keep(rows);
+  keep(judge->judge(*result));
+  return true;
+}
+
 // The numbers of the requests, those with the same adapters side by side, so that their rows are multiplied together.
 std::vector<std::size_t> batch_order(std::span<const StepRequest> requests) {
   std::vector<std::size_t> order(requests.size());
@@ -118,7 +137,7 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
   }
   model_->threads->parallel_for(static_cast<int>(finite.size()), [&](int index) {
     const auto i = static_cast<std::size_t>(index);
-    finite[i] = all_finite(results[i].logits) && all_finite(results[i].hidden) ? 1 : 0;
+    finite[i] = settle(plan.passes[i], requests[i].judge, &results[i]) ? 1 : 0;
   });
   for (std::size_t i = 0; i < requests.size(); ++i) {
     StepResult& result = results[i];
@@ -136,7 +155,7 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
       requests[i].sequence->fail(result.status);
       continue;
     }
-    requests[i].sequence->finish_pass(plan.passes[i]);
+    requests[i].sequence->finish_pass(plan.passes[i], result.tokens);
   }
   times_.cache += clock.lap();
   return {};

@@ -22,10 +22,22 @@ struct StepTimes {
   }
 };
 
+struct StepResult;
+
+// Says which drafts of a pass come true.
+class DraftJudge {
+ public:
+  virtual ~DraftJudge() = default;
+  // Returns how many of the pass's rows stay, 1 to result.rows. Called once, on any thread, with the logits of every
+  // row.
+  virtual int judge(const StepResult& result) = 0;
+};
+
 // What one sequence asks of a step.
 struct StepRequest {
   Sequence* sequence = nullptr;
   Sequence::Input input;
+  DraftJudge* judge = nullptr;  // of input.drafts
 };
 
 // The result of a request. Spans are valid until the next step.
@@ -33,7 +45,7 @@ struct StepResult {
   // An error where the sequence cannot go on: its logits or hidden states are NaN or infinite (kDataLoss), or offloaded
   // tokens could not be read back.
   Status status;
-  int tokens = 0;                 // number of tokens that ran
+  int tokens = 0;                 // number of tokens that ran, and stay
   std::int64_t first = 0;         // index of the token that `logits` begin with
   int rows = 0;                   // of logits
   std::span<const float> logits;  // [rows, vocabulary]

@@ -81,6 +81,45 @@ TEST_F(PageTableTest, RotatingMovesTheRotationAlone) {
   EXPECT_EQ(table().frames().back().origin, 0);
 }
 
+// Tokens that are taken back leave no trace in either kind of table.
+TEST(PageTable, TokensTakenBackLeaveNoTrace) {
+  for (const bool lists : {false, true}) {
+    for (const char* type : {"f16", "q4", "q4,recent=20"}) {
+      SCOPED_TRACE(type);
+      const KvCodec codec = parse_codec(type).codec;
+      const KvCacheShape shape =
+          KvCacheShape{.layers = 1, .kv_heads = 2, .page = {.head_dim = 32, .slots = 16}}.with(codec);
+      SequenceLayout layout;
+      layout.table.lists = lists;
+      const std::uint64_t memory = KvCache::cost(shape, layout, 40);
+      const auto drafting = std::move(*KvCache::create(shape, memory)),
+                 plain = std::move(*KvCache::create(shape, memory));
+      KvSequence drafted = drafting->new_sequence(layout), alone = plain->new_sequence(layout);
+      std::uint32_t draw = 7;
+      int taken = 0;
+      for (int token = 0; token < 300; ++token) {
+        draw = draw * 1664525 + 1013904223;
+        const int drafts = drafted.room_to_take_back(static_cast<int>(draw >> 16) % 9);
+        const int right = drafts > 0 ? static_cast<int>(draw >> 8 & 0xff) % (drafts + 1) : 0;
+        ASSERT_TRUE(drafted.append(1 + drafts).ok());
+        if (drafts > right) drafted.take_back(drafts - right);
+        taken += drafts - right;
+        drafted.end_pass();
+        for (int i = 0; i <= right; ++i) {
+          ASSERT_TRUE(alone.append(1).ok());
+          alone.end_pass();
+        }
+        ASSERT_EQ(test::dump(drafted.only_table()), test::dump(alone.only_table()));
+        ASSERT_EQ(test::dump(drafting->pool(), drafting->budget()), test::dump(plain->pool(), plain->budget()));
+        const KvSequence* all[] = {&drafted};
+        drafting->check_invariants(all);
+        if (drafted.next_index() > 500) break;
+      }
+      EXPECT_GT(taken, 100);
+    }
+  }
+}
+
 TEST_F(PageTableTest, ADropOfNothingChangesNothing) {
   ASSERT_TRUE(table().append(20).ok());
   ASSERT_TRUE(drop(3, 5).ok());

@@ -33,6 +33,7 @@ inline RequestOptions random_request(std::mt19937_64& random, const std::vector<
   options.generate.sampling.seed = 1 + random() % 1000;
   options.generate.sampling.temperature = random() % 2 == 0 ? 0.0F : 1.5F;
   options.generate.sampling.repetition_penalty = 1.1F;
+  if (random() % 3 == 0) options.generate.draft = "ngram:match=1";
   if (random() % 5 == 0) options.samples = 1 + static_cast<int>(random() % 4);
   return options;
 }
@@ -47,6 +48,7 @@ inline GenerateResult alone(const std::shared_ptr<LoadedModel>& model, const Req
   EXPECT_TRUE(read.ok()) << read.message();
   GenerateOptions generate = options.generate;
   generate.sampling.seed += static_cast<std::uint64_t>(sample);
+  generate.draft.clear();  // drafts change nothing
   const auto result = session->generate(generate, {});
   EXPECT_TRUE(result.ok()) << result.status().message();
   return *result;

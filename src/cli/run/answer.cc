@@ -260,6 +260,12 @@ void print_summary(const GenerateResult& result, std::string_view scope) {
       rate(result.prompt_tokens, result.prompt_seconds), result.tokens, result.seconds,
       rate(result.tokens, result.seconds), finish_reason_name(result.finish_reason), result.seed, kv.policy, kv.codec,
       kv.kept, counted(kv.seen, "token"), human_bytes(kv.bytes), human_bytes(kv.bytes_peak), human_bytes(kv.budget));
+  if (!result.draft) return;
+  if (result.draft->refused.empty()) {
+    note("kvasir: {} of {} came true\n", result.draft->came_true, counted(result.draft->drafted, "draft"));
+  } else {
+    note("kvasir: no drafts: {}\n", result.draft->refused);
+  }
 }
 
 void note_forgotten(const Session& session, std::int64_t context) {
@@ -321,6 +327,7 @@ Status run_once(const RunOptions& options, const Engine& engine, Session& sessio
                    {"finish_reason", finish_reason_name(result.finish_reason)},
                    {"seed", result.seed},
                    {"kv", to_json(result.kv)}};
+    if (result.draft) report["draft"] = draft_json<Json>(*result.draft);
     add_choices(report, options.generate, result);
     KVASIR_RETURN_IF_ERROR(print_json(report));
   } else {

@@ -391,6 +391,7 @@ void add_serve(CLI::App& program, Outcome& outcome) {
       ->check(CLI::Range(1e-6, 1.0));
   command->add_option("--min-p", options->model.min_p, "Their min_p; default: the model's own, else 0.05")
       ->check(CLI::Range(0.0, 1.0));
+  add_draft_option(*command, options->model.draft);
   add_pooling_option(*command, options->model.engine);
   command->add_option("--host", options->host, "Address to listen on")->capture_default_str();
   command->add_option("--port", options->port, "Port; 0: any that is free")
@@ -478,6 +479,7 @@ void add_serve(CLI::App& program, Outcome& outcome) {
                                                              {"--chat-template", "Model and KV pages"},
                                                              {"--template-arg", "Model and KV pages"},
                                                              {"--max-batch", "Scheduling"},
+                                                             {"--draft", "Scheduling"},
                                                              {"--max-itl", "Scheduling"},
                                                              {"--stop-mark", "Scheduling"},
                                                              {"--preempt-mark", "Scheduling"},

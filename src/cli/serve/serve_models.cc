@@ -76,6 +76,7 @@ Result<ModelChoice> read_model_table(const ModelSources& sources, const std::vec
   options.add_option("--temp", settings.temperature)->check(CLI::Range(0.0, 100.0))->type_name("FLOAT");
   options.add_option("--top-p", settings.top_p)->check(CLI::Range(1e-6, 1.0))->type_name("FLOAT");
   options.add_option("--min-p", settings.min_p)->check(CLI::Range(0.0, 1.0))->type_name("FLOAT");
+  add_draft_option(options, settings.draft);
   add_pooling_option(options, settings.engine);
   options.add_option("--max-batch", settings.batch)->check(in_range(1, 64))->type_name("INT");
   apply_config(options, sources.tables.file, table);
@@ -351,7 +352,8 @@ Result<std::unique_ptr<Engine>> load_engine(const ModelSettings& settings, serve
 server::ModelEntry entry_of(const ModelChoice& choice, server::Log& log, bool pinned) {
   const ModelSettings& settings = choice.settings;
   server::ModelEntry entry;
-  entry.defaults = {choice.name, settings.policy, sampling_of(settings, choice.summary), std::max(settings.batch, 1)};
+  entry.defaults = {choice.name, settings.policy, sampling_of(settings, choice.summary), std::max(settings.batch, 1),
+                    settings.draft};
   entry.size = choice.size;
   entry.summary = choice.summary;
   entry.refusal = without_folders(choice.refusal, settings.engine.model);

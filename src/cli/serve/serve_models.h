@@ -26,6 +26,7 @@ struct ModelSettings {
   std::string policy = "full";
   std::string demote;
   std::optional<float> temperature, top_p, min_p;  // of requests that give none
+  std::string draft;                               // of requests that give none
   int batch = 16;
 };
 

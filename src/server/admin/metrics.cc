@@ -280,6 +280,10 @@ void MetricsImpl::add_engine(Page& page, const StepReport& steps) const {
   page.counter("prompt_tokens_recomputed_total", "Tokens run again after preemptions",
                static_cast<double>(engine.recomputed_tokens));
   page.counter("generation_tokens_total", "Generated tokens", static_cast<double>(engine.generated_tokens));
+  page.counter("spec_decode_num_draft_tokens_total", "Tokens that ran as drafts, of requests that ended",
+               static_cast<double>(engine.drafted_tokens));
+  page.counter("spec_decode_num_accepted_tokens_total", "Drafts that became tokens of a text",
+               static_cast<double>(engine.drafts_come_true));
   page.counter("num_preemptions_total", "Requests that gave up their KV pages and ran again",
                static_cast<double>(engine.preemptions));
   page.counter("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache",

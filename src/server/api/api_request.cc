@@ -311,6 +311,7 @@ Result<ApiRequest> read_request(const Fields& body, bool chat, const SamplingOpt
   KVASIR_RETURN_IF_ERROR(read_limits(body, request));
   KVASIR_RETURN_IF_ERROR(read_sampling(body, sampling, request.options.generate.sampling));
   KVASIR_RETURN_IF_ERROR(read_endings(body, request.options.generate));
+  KVASIR_RETURN_IF_ERROR(read_field(body, "draft", request.options.generate.draft));
   KVASIR_RETURN_IF_ERROR(read_logprobs(body, request));
   KVASIR_RETURN_IF_ERROR(read_reports(body, request));
   KVASIR_RETURN_IF_ERROR(read_who(body, request));

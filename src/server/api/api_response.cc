@@ -281,6 +281,7 @@ Json kv_of(const Choice& choice) {
                {"finish_reason", finish_reason_name(result.finish_reason)}};
   add_places(kv, &json);
   if (result.quality) json["quality"] = quality_of(*result.quality);
+  if (result.draft) json["draft"] = draft_json<Json>(*result.draft);
   if (choice.most_tokens >= 0) json["max_tokens"] = choice.most_tokens;
   return json;
 }

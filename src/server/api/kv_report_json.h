@@ -15,6 +15,13 @@ Json fetched_json(const KvReport::Fetched& fetched) {
           {"seconds", fetched.seconds}};
 }
 
+template <class Json>
+Json draft_json(const DraftReport& draft) {
+  return {{"drafted", draft.drafted},
+          {"came_true", draft.came_true},
+          {"refused", draft.refused.empty() ? Json() : Json(draft.refused)}};
+}
+
 // Adds `windows` and `states` if layers of the model have them, and `demotion` and `offload` if the policy demotes or
 // offloads.
 template <class Json>

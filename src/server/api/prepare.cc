@@ -285,6 +285,7 @@ Status in_body(const Status& status) {
                                                                       "stop_token_ids",
                                                                       "allowed_token_ids",
                                                                       "bad_words",
+                                                                      "draft",
                                                                       "prompt_logprobs"});
   if (status.ok()) return status;
   for (const auto& [setting, said] : kOfServer)
@@ -343,6 +344,7 @@ Status finish_request(ReadyRequest& ready, const Preparation& common, const Serv
   const StepThread& steps = model.steps;
   RequestOptions& options = ready.request.options;
   options.stop_compiling = std::move(stop);
+  if (options.generate.draft.empty()) options.generate.draft = model.defaults.draft;
   if (!ready.request.session.empty()) {
     KVASIR_RETURN_IF_ERROR(check_session_text(ready.request));
     KVASIR_RETURN_IF_ERROR(compile_for_session(steps.text(), ready.request));

@@ -17,6 +17,7 @@ struct ServedDefaults {
   std::string policy;        // empty: the engine's default
   SamplingOptions sampling;  // of requests that give no temperature
   int parallel = 1;          // requests that run at a time
+  std::string draft = {};    // GenerateOptions::draft of requests that give none
 };
 
 struct Served {
