@@ -78,7 +78,7 @@ CLAIMS = [
             lambda r, size=size: "; ".join(f"`n={n}`: {f.signed(r[f'cascade-{size}'], 1 + i, 0)} nats" for i, n in enumerate((1, 2, 4))) +
             f" against {f.ppl(r[f'cascade-{size}'], 0):.2f}",
             lambda r, size=size: f.below(r[f"cascade-{size}"], 3, 0)) for size in (2048, 4096)),
-    Claim("whole-books", SOURCE, "The same over whole books", whole,
+    Claim("whole-books", SOURCE, "Over whole books a cascade is better than Start+Recent of the same size", whole,
           lambda r: f"`n=4` of 2,048 less Start+Recent: {f.said(f.paired(of_whole(r, 1), of_whole(r, 0)))} nats over {len(r)} books",
           lambda r: f.less(f.paired(of_whole(r, 1), of_whole(r, 0)))),
     Claim("restream", SOURCE, "A cascade of 2,048 predicts what is read again from 4,096 tokens back, where a window of 2,048 has lost it", restream,
