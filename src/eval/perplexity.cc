@@ -138,11 +138,8 @@ class SideBySide {
     for (Track& track : tracks_) {
       if (!track.reported) continue;
       for (std::size_t text = 0; text < texts_.size(); ++text) {
-        PerplexityResult& result = track.results[text];
-        // Of one window at a time it also counts what the cache itself holds.
-        if (group() == 1) result.kv_bytes_peak = track.cache->budget().peak();
-        finish(result);
-        results[text].push_back(std::move(result));
+        finish(track.results[text]);
+        results[text].push_back(std::move(track.results[text]));
       }
     }
     return results;

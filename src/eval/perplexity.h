@@ -36,8 +36,8 @@ struct PerplexityOptions {
   std::int64_t bins = 0;          // points of the curve over the positions scored; 0: no curve
   std::int64_t bins_over = 0;     // tokens of the longest of several texts that share their bins; 0: of this text
   // Windows and texts that are read together, 1 to kMostParallel: single tokens of all of them share a pass, which
-  // reads the weights once. No figure changes but the times, which are then those of such a batch, and kv_bytes_peak,
-  // which is that of one window's sequence. Needs that many caches; not with the model's kv_memory.
+  // reads the weights once. No figure changes but the times, which are then those of such a batch. Needs that many
+  // caches; not with the model's kv_memory.
   int parallel = 1;
   bool keep_nlls = false;  // keep the value of each scored token in the sums, for nll_difference()
 };
@@ -82,8 +82,8 @@ struct PerplexityResult {
   // most.
   double encodings_mean = 0;
   int encodings_max = 0;
-  std::uint64_t kv_bytes_peak = 0;
-  std::int64_t kept_max = 0;  // most tokens a forward pass saw, in any layer and KV head
+  std::uint64_t kv_bytes_peak = 0;  // of the sequence of one stream or window
+  std::int64_t kept_max = 0;        // most tokens a forward pass saw, in any layer and KV head
   // Tokens seen by the last pass of the stream, in the layer and KV head with the fewest; with windows, the least of
   // all.
   std::int64_t seen_least = std::numeric_limits<std::int64_t>::max();

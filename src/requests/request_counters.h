@@ -23,7 +23,7 @@ struct RequestCounters {
   // Tokens.
   std::int64_t prompt_tokens = 0;  // read or taken from the prefix cache
   std::int64_t generated_tokens = 0;
-  std::int64_t drafted_tokens = 0;     // of samples that ended
+  std::int64_t drafted_tokens = 0;  // of samples that ended
   std::int64_t drafts_come_true = 0;
   std::int64_t recomputed_tokens = 0;  // run again after preemptions
   std::int64_t evicted_tokens = 0;     // dropped by policies, of samples that ended

@@ -172,13 +172,15 @@ void RequestPasses::give_way_to(Request& unstarted, const Status& why) {
 // Gives generated tokens rows for their drafts where the pass is small: the more rows, the more a row that comes to
 // nothing costs.
 void RequestPasses::add_drafts(Pass& pass) const {
+  if (std::ranges::none_of(pass.turns, [](const Turn& turn) { return turn.task->drafts() > 0; })) return;
   const auto generating = std::ranges::count_if(pass.turns, [](const Turn& turn) { return !turn.task->reads(); });
-  for (Turn& turn : pass.turns)
-    if (const int drafts = turn.task->drafts(); drafts > 0 && !turn.task->reads())
-      turn.most_rows = 1 + std::clamp(static_cast<int>(kRowsWithDrafts / generating) - 1, 0, drafts);
-  if (parts_.runner->plan(pass.turns).bytes <= parts_.memory->available()) return;
-  for (Turn& turn : pass.turns)
-    if (turn.task->drafts() > 0 && !turn.task->reads()) turn.most_rows = 1;
+  const auto most = static_cast<int>(kRowsWithDrafts / generating) - 1;
+  const auto set_drafts = [&](int bound) {
+    for (Turn& turn : pass.turns)
+      if (const int drafts = turn.task->drafts(); drafts > 0) turn.most_rows = 1 + std::clamp(bound, 0, drafts);
+  };
+  set_drafts(most);
+  if (parts_.runner->plan(pass.turns).bytes > parts_.memory->available()) set_drafts(0);
 }
 
 // Drops turns without room: the bytes of starting requests were estimates.

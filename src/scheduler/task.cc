@@ -110,8 +110,7 @@ void Task::take_judged(const StepResult& result) {
     tokens_.insert(tokens_.end(), stay.begin(), stay.end());
     noted_ = run_ = tokens_.size();
   }
-  const auto newest = result.logits.last(result.logits.size() / static_cast<std::size_t>(result.rows));
-  text_->logits.assign(newest.begin(), newest.end());
+  take_logits(result);
   if (!generation_->pending()) next_ = kNoToken;
   pass_.clear();
   judged_ = 0;
@@ -190,10 +189,7 @@ void Task::take(const StepResult& result) {
     noted_ = std::max(noted_, run_);
   }
   if (watch_ != nullptr && !result.logits.empty()) tell_watch(result);
-  if (!result.logits.empty() && !replayed) {
-    const auto newest = result.logits.last(result.logits.size() / static_cast<std::size_t>(result.rows));
-    text_->logits.assign(newest.begin(), newest.end());
-  }
+  if (!result.logits.empty() && !replayed) take_logits(result);
   if (generated) {
     fresh_ += generation_->accept(std::exchange(next_, kNoToken));
     pass_.clear();
@@ -283,6 +279,11 @@ void Task::note_newest(std::span<const TokenId> tokens) {
   constexpr std::size_t kHistory = kMaxPenaltyWindow;
   newest.insert(newest.end(), tokens.begin(), tokens.end());
   if (newest.size() >= 2 * kHistory) newest.erase(newest.begin(), newest.end() - static_cast<std::ptrdiff_t>(kHistory));
+}
+
+void Task::take_logits(const StepResult& result) {
+  const auto newest = result.logits.last(result.logits.size() / static_cast<std::size_t>(result.rows));
+  text_->logits.assign(newest.begin(), newest.end());
 }
 
 std::string Task::take_text() {

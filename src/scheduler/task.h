@@ -130,6 +130,7 @@ class Task : public DraftJudge {
   void note_newest(std::span<const TokenId> tokens);
   void draft();
   void take_judged(const StepResult& result);
+  void take_logits(const StepResult& result);
   void drop_thoughts();
   bool replays() const;
   void tell_watch(const StepResult& result);

@@ -74,7 +74,7 @@ void expect_same(Drafted& drafted, Drafted& plain) {
   EXPECT_TRUE(same_bits(all_logits(one, more, 7), all_logits(other, more, 7)));
 }
 
-// Of every policy, codec and way to draw. Where drafts are refused, the reason is said, and none runs.
+// Every policy and codec, greedy and sampled. Where drafts are refused, the report says why, and none runs.
 TEST(Drafts, ChangeNoBit) {
   const TemporaryFile file(make_random_model(crowd_spec()));
   std::int64_t came_true = 0, wrong = 0, refused = 0;

@@ -460,36 +460,17 @@ void add_serve(CLI::App& program, Outcome& outcome) {
       ->needs(plan);
   add_print_config_option(*command, &options->sources.tables);
   // Options that most servers need stay in the first group.
-  constexpr std::pair<const char*, const char*> kGroups[] = {{"--isa", "Model and KV pages"},
-                                                             {"--kv-type", "Model and KV pages"},
-                                                             {"--kv-types", "Model and KV pages"},
-                                                             {"--page", "Model and KV pages"},
-                                                             {"--prefix-memory", "Model and KV pages"},
-                                                             {"--swap-dir", "Model and KV pages"},
-                                                             {"--swap-size", "Model and KV pages"},
-                                                             {"--demote", "Model and KV pages"},
-                                                             {"--demote-dir", "Model and KV pages"},
-                                                             {"--demote-size", "Model and KV pages"},
-                                                             {"--prefix-dir", "Model and KV pages"},
-                                                             {"--prefix-disk", "Model and KV pages"},
-                                                             {"--redis", "Model and KV pages"},
-                                                             {"--redis-password-file", "Model and KV pages"},
-                                                             {"--redis-ttl", "Model and KV pages"},
-                                                             {"--chunk", "Model and KV pages"},
-                                                             {"--chat-template", "Model and KV pages"},
-                                                             {"--template-arg", "Model and KV pages"},
-                                                             {"--max-batch", "Scheduling"},
-                                                             {"--draft", "Scheduling"},
-                                                             {"--max-itl", "Scheduling"},
-                                                             {"--stop-mark", "Scheduling"},
-                                                             {"--preempt-mark", "Scheduling"},
-                                                             {"--admission", "Scheduling"},
-                                                             {"--queue", "Scheduling"},
-                                                             {"--queue-timeout", "Scheduling"},
-                                                             {"--kv-events", "KV events"},
-                                                             {"--kv-events-replay", "KV events"},
-                                                             {"--kv-events-topic", "KV events"}};
-  for (const auto& [option, group] : kGroups) command->get_option(option)->group(group);
+  const std::pair<const char*, std::vector<const char*>> groups[] = {
+      {"Model and KV pages",
+       {"--isa", "--kv-type", "--kv-types", "--page", "--prefix-memory", "--swap-dir", "--swap-size", "--demote",
+        "--demote-dir", "--demote-size", "--prefix-dir", "--prefix-disk", "--redis", "--redis-password-file",
+        "--redis-ttl", "--chunk", "--chat-template", "--template-arg"}},
+      {"Scheduling",
+       {"--max-batch", "--draft", "--max-itl", "--stop-mark", "--preempt-mark", "--admission", "--queue",
+        "--queue-timeout"}},
+      {"KV events", {"--kv-events", "--kv-events-replay", "--kv-events-topic"}}};
+  for (const auto& [group, members] : groups)
+    for (const char* option : members) command->get_option(option)->group(group);
   command->callback([options, command, &outcome] {
     options->operations.quiet = command->count("--quiet") > 0;
     const CLI::Option* model = command->get_option("--model");
