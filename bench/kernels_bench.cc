@@ -168,7 +168,8 @@ void bench_decode(benchmark::State& state, const KernelTable& table, KvType type
         partial.entries = kPartialEntries;
         partial.pages = pages;
         const std::size_t next = first + kPartialEntries * static_cast<std::size_t>(threads);
-        if (next < kLayers * kHeads * kEntries) partial.next_page = memory.data() + next * shape.bytes();
+        for (std::size_t i = 0; i < NextPages::kMost && next + i < kLayers * kHeads * kEntries; ++i)
+          partial.next_pages.of[i] = memory.data() + (next + i) * shape.bytes();
         partial.masks = masks.data();
         partial.mask_row_stride = kPartialEntries;
         table.attend(partial, {maximum, sum, weighted});
@@ -248,7 +249,7 @@ void register_all() {
         }
       }
     }
-    for (const KvType type : {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kQ8, KvType::kQ4, KvType::kQ4O,
+    for (const KvType type : {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kI16, KvType::kQ8, KvType::kQ4, KvType::kQ4O,
                               KvType::kQ3, KvType::kQ2}) {
       for (const int rows : {1, 64}) {
         const std::string count = "rows:" + std::to_string(rows);

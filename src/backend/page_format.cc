@@ -11,7 +11,7 @@
 namespace kvasir {
 namespace {
 
-constexpr std::array kTypes = {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kQ8,
+constexpr std::array kTypes = {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kI16, KvType::kQ8,
                                KvType::kQ4,  KvType::kQ4O, KvType::kQ3,   KvType::kQ2};
 
 // Whether a codec is better with a Walsh-Hadamard rotation (docs/operations/codecs.md has the measurement).
@@ -33,6 +33,7 @@ std::string_view kv_type_name(KvType type) {
     case KvType::kF32: return "f32";
     case KvType::kF16: return "f16";
     case KvType::kBF16: return "bf16";
+    case KvType::kI16: return "i16";
     case KvType::kQ8: return "q8";
     case KvType::kQ4: return "q4";
     case KvType::kQ4O: return "q4o";
@@ -115,6 +116,8 @@ ParsedCodec read_codec(std::string_view text, bool by_default) {
     }
   }
   if (!key || !value) return fail(key ? "it names no type for values" : "it names no type for keys");
+  if (*key != *value && (*key == KvType::kI16 || *value == KvType::kI16))
+    return fail("i16 is for keys and values alike");
   KvCodec codec{*key, *value, recent.value_or(0), by_default && rotates(*key), by_default && rotates(*value)};
   if (rotate) {
     codec.hadamard_keys = *rotate == "k" || *rotate == "kv";

@@ -38,13 +38,15 @@ using SlotMask = std::uint64_t;  // bit s: slot s of a page
 
 // How the elements of keys or of values are stored. The codecs from kQ8 on lose bits: a page is written in 16 bits and
 // encoded as a whole once it is sealed (page_layout.h has the layouts).
+//   i16  integers of 13 bits in 16, a scale for a token's key and one for its value: attention multiplies integers,
+//        twice as many at a time as floats
 //   q8   8 bits, symmetric, a scale for 32 elements of one token
 //   q4   4 bits, a scale and a least value for a group: of keys 32 tokens of one channel, of values 32 channels of one
 //        token (KIVI, Liu et al., arXiv 2402.02750, section 3.2)
 //   q4o  q4 of what is left when the hundredth of the elements that lies farthest from the middle of its group is kept
 //        as it is, in 16 bits
 //   q3, q2  as q4, with 3 and 2 bits
-enum class KvType : std::uint8_t { kF32, kF16, kBF16, kQ8, kQ4, kQ4O, kQ3, kQ2 };
+enum class KvType : std::uint8_t { kF32, kF16, kBF16, kI16, kQ8, kQ4, kQ4O, kQ3, kQ2 };
 
 std::string_view kv_type_name(KvType type);  // "f32", "f16", ...
 std::optional<KvType> kv_type_from_name(std::string_view name);
@@ -54,7 +56,11 @@ std::vector<std::string_view> kv_type_names();
 [[gnu::always_inline]] constexpr bool is_encoded(KvType type) {
   return type >= KvType::kQ8;
 }
-// Bytes of an element. REQUIRES: !is_encoded(type).
+// Whether elements are stored as floats.
+[[gnu::always_inline]] constexpr bool has_floats(KvType type) {
+  return type < KvType::kI16;
+}
+// Bytes of an element. REQUIRES: has_floats(type).
 [[gnu::always_inline]] constexpr std::size_t kv_type_bytes(KvType type) {
   return type == KvType::kF32 ? 4 : 2;
 }

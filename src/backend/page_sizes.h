@@ -10,6 +10,14 @@ namespace kvasir {
 
 inline constexpr int kCodecGroup = 32;  // elements of a group, but for the last one of a row
 
+inline constexpr std::size_t kWordScaleBytes = 4;  // a float: the scale of a token's key, or value, in i16
+
+// Bytes of a side that is not encoded: `rows` of `count` elements. Those of i16 lie in pairs of rows, an odd one with zeros.
+[[gnu::always_inline]] constexpr std::size_t plain_side_bytes(KvType type, int rows, int count, int slots) {
+  if (type != KvType::kI16) return static_cast<std::size_t>(rows * count) * kv_type_bytes(type);
+  return static_cast<std::size_t>((rows + 1) / 2 * 2 * count) * 2 + static_cast<std::size_t>(slots) * kWordScaleBytes;
+}
+
 // Bits of the codes of a type. REQUIRES: is_encoded(type).
 [[gnu::always_inline]] constexpr int code_bits(KvType type) {
   return type == KvType::kQ8 ? 8 : type == KvType::kQ3 ? 3 : type == KvType::kQ2 ? 2 : 4;
@@ -59,15 +67,13 @@ inline constexpr std::size_t kOutlierBytes = 4;  // u16 place, f16 value
 }
 
 [[gnu::always_inline]] constexpr std::size_t key_side_bytes(const PageFormat& format) {
-  if (!is_encoded(format.key))
-    return static_cast<std::size_t>(format.head_dim * format.slots) * kv_type_bytes(format.key);
+  if (!is_encoded(format.key)) return plain_side_bytes(format.key, format.head_dim, format.slots, format.slots);
   return encoded_side_bytes(format.key, format.head_dim, format.slots, key_scales(format), outliers(format));
 }
 
 [[gnu::always_inline]] constexpr std::size_t value_side_bytes(const PageFormat& format) {
   if (format.latent) return 0;
-  if (!is_encoded(format.value))
-    return static_cast<std::size_t>(format.head_dim * format.slots) * kv_type_bytes(format.value);
+  if (!is_encoded(format.value)) return plain_side_bytes(format.value, format.slots, format.head_dim, format.slots);
   return encoded_side_bytes(format.value, format.slots, format.head_dim, value_scales(format), outliers(format));
 }
 

@@ -7,6 +7,8 @@
 
 #include "backend/cpu/kernels/attend_runs.h"
 #include "backend/cpu/kernels/encode_page.h"
+#include "backend/cpu/kernels/word_page.h"
+#include "base/aligned_buffer.h"
 #include "base/check.h"
 
 namespace kvasir {
@@ -33,12 +35,17 @@ float temperature(const LayerShape& shape, Position position) {
   return static_cast<float>(1 + static_cast<double>(shape.temperature) * std::log1p(static_cast<double>(spans)));
 }
 
-// Returns the first page of a partial; null where it may not be in memory.
-const std::byte* first_page(const PassTables& tables, const AttentionTask& task, std::size_t number) {
+// Returns the first pages of a partial.
+NextPages first_pages(const PassTables& tables, const AttentionTask& task, std::size_t number) {
   const BatchTable& batch = task.table->batch();
   const TablePartial& part = tables.partial(*task.table->table, number);
-  if (part.frame == 0 && part.begin < batch.offloaded) return nullptr;
-  return tables.store().data(task.table->page(batch.frames[part.frame].entries[part.begin].column, task.head));
+  NextPages pages;
+  for (std::uint32_t i = 0; i < NextPages::kMost && part.begin + i < part.end; ++i) {
+    if (part.frame == 0 && part.begin + i < batch.offloaded) continue;  // it may not be in memory
+    pages.of[i] =
+        tables.store().data(task.table->page(batch.frames[part.frame].entries[part.begin + i].column, task.head));
+  }
+  return pages;
 }
 
 // Replaces the pages of a partial that this pass encodes by their 16-bit form, where the task's rows read that.
@@ -69,9 +76,31 @@ void attend_latent(const KernelTable& kernels, const KernelTable& opening, const
     AttentionPartial one = entries_of_partial(run, e, 1);
     one.pages = &page;
     one.formats = &format;
-    one.next_page = nullptr;
+    one.next_pages = {};
     kernels.attend(one, into);
   }
+}
+
+// Attends to a partial of which the rows of the first `gathered` entries lie apart: they are put into pages, since
+// entries of i16 are weighed several at a time.
+void attend_put_together(const KernelTable& kernels, int gathered, const GatheredEntry* entries,
+                         const AttentionPartial& run, const AttentionState& into) {
+  thread_local AlignedBuffer<std::byte> room;
+  const std::size_t bytes = run.formats[0]->bytes();
+  if (room.size() < kPartialEntries * bytes)
+    std::fill_n(room.ensure(kPartialEntries * bytes), kPartialEntries * bytes, std::byte{0});
+  const std::byte* pages[kPartialEntries];
+  std::copy_n(run.pages, run.entries, pages);
+  for (int e = 0; e < gathered; ++e) {
+    std::byte* page = room.data() + static_cast<std::size_t>(e) * bytes;
+    pages[e] = page;
+    int row = 0;
+    for (SlotMask left = entries[e].slots; left != 0; left &= left - 1)
+      place_word_row(*run.formats[e], entries[e].rows[row++], std::countr_zero(left), page);
+  }
+  AttentionPartial whole = run;
+  whole.pages = pages;
+  kernels.attend(whole, into);
 }
 
 // Attends to the first `gathered` entries of a partial, whose rows lie apart, then to the others.
@@ -91,6 +120,7 @@ void attend_gathered(const KernelTable& kernels, const CpuPageStore& store, cons
     for (int i = std::popcount(live); i > 0; --i, ++row)
       rows[count++] = store.data(batch.offloaded_pages[*row / slots]) + std::size_t{*row % slots} * format.row_bytes();
   }
+  if (!has_floats(format.key)) return attend_put_together(kernels, gathered, entries, run, into);
   kernels.attend_gathered(entries_of_partial(run, 0, gathered), entries, into);
   if (gathered < run.entries) kernels.attend(entries_of_partial(run, gathered, run.entries - gathered), into);
 }
@@ -259,8 +289,9 @@ void CpuAttention::run_tasks() {
       const auto [task, partial] = shares_[share];
       // Threads take turns: this one's next share is about as far away as there are threads.
       const std::size_t later = share + static_cast<std::size_t>(threads_.threads());
-      const std::byte* next =
-          later < shares_.size() ? first_page(tables_, tasks_[shares_[later].first], shares_[later].second) : nullptr;
+      const NextPages next = later < shares_.size()
+                                 ? first_pages(tables_, tasks_[shares_[later].first], shares_[later].second)
+                                 : NextPages{};
       run_partial(tasks_[task], partial, 1 + static_cast<int>(partial), next);
     });
     threads_.parallel_for(static_cast<int>(tasks_.size()), [&](int index) {
@@ -277,7 +308,7 @@ void CpuAttention::run_tasks() {
     clear_total(task);
     const std::size_t partials = task.table->table->partials;
     for (std::size_t p = 0; p < partials; ++p) {
-      run_partial(task, p, 1, p + 1 < partials ? first_page(tables_, task, p + 1) : nullptr);
+      run_partial(task, p, 1, p + 1 < partials ? first_pages(tables_, task, p + 1) : NextPages{});
       merge(task, 1);
     }
     end_task(task);
@@ -353,7 +384,8 @@ bool CpuAttention::fill_masks(const AttentionTask& task, const TablePartial& par
   return any != 0;
 }
 
-void CpuAttention::run_partial(const AttentionTask& task, std::size_t number, int index, const std::byte* next) {
+void CpuAttention::run_partial(const AttentionTask& task, std::size_t number, int index,
+                               const NextPages& next) {
   const PassTable& table = *task.table->table;
   const BatchTable& batch = *table.batch;
   const CpuPageStore& store = tables_.store();
@@ -388,7 +420,7 @@ void CpuAttention::run_partial(const AttentionTask& task, std::size_t number, in
   run.q_row_stride = row_stride();
   run.entries = entries;
   run.pages = pages;
-  run.next_page = next;
+  run.next_pages = next;
   run.formats = formats;
   run.masks = masks;
   run.mask_row_stride = static_cast<std::size_t>(entries);

@@ -61,8 +61,8 @@ class CpuAttention {
   void attend_entries(const KernelTable& kernels, const AttentionPartial& run, const AttentionState& into) const;
   void attend_biased(const AttentionTask& task, const TablePartial& part, const AttentionPartial& run,
                      const AttentionState& into) const;
-  // `next`: see AttentionPartial::next_page.
-  void run_partial(const AttentionTask& task, std::size_t partial, int state, const std::byte* next);
+  // `next`: see AttentionPartial::next_pages.
+  void run_partial(const AttentionTask& task, std::size_t partial, int state, const NextPages& next);
   // Sets what the task's rows attend to of a partial: [rows][entries of the partial]. Returns false where that is
   // nothing because a selector left it unread.
   bool fill_masks(const AttentionTask& task, const TablePartial& part, SlotMask* masks) const;

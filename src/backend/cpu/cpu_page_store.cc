@@ -12,6 +12,7 @@
 
 #include "backend/cpu/kernels/decode_page.h"
 #include "backend/cpu/kernels/encode_page.h"
+#include "backend/cpu/kernels/word_page.h"
 #include "base/check.h"
 #include "base/status.h"
 
@@ -243,6 +244,10 @@ void CpuPageStore::read_rows(PageId page, int first, int count, std::byte* out) 
   const PageFormat& of = format(page);
   KVASIR_CHECK(!of.encoded() && first >= 0 && first + count <= of.slots);
   const std::byte* from = data(page);
+  if (!has_floats(of.key)) {
+    for (int slot = first; slot < first + count; ++slot, out += of.row_bytes()) take_word_row(of, from, slot, out);
+    return;
+  }
   const std::size_t key = kv_type_bytes(of.key);
   const std::size_t value = value_bytes(of);
   for (int slot = first; slot < first + count; ++slot, out += of.row_bytes()) {
@@ -259,7 +264,13 @@ void CpuPageStore::read_rows(PageId page, int first, int count, std::byte* out) 
 void CpuPageStore::write_rows(PageId page, int first, int count, const std::byte* in) {
   const PageFormat& of = format(page);
   KVASIR_CHECK(!of.encoded() && first >= 0 && first + count <= of.slots);
-  for (int slot = first; slot < first + count; ++slot, in += of.row_bytes()) place_row(of, in, slot, data(page));
+  for (int slot = first; slot < first + count; ++slot, in += of.row_bytes()) {
+    if (has_floats(of.key)) {
+      place_row(of, in, slot, data(page));
+    } else {
+      place_word_row(of, in, slot, data(page));
+    }
+  }
 }
 
 void CpuPageStore::put_row(PageId page, int row, const std::byte* in) {

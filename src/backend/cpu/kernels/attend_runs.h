@@ -8,12 +8,27 @@
 namespace kvasir {
 namespace {
 
+// Returns the page `ahead` entries behind an entry, to be fetched while that entry's page is read; null where it is not
+// known.
+inline const std::byte* known_page_ahead(const AttentionPartial& partial, int entry, int ahead) {
+  if (entry + ahead < partial.entries) return partial.pages[entry + ahead];
+  const int next = entry + ahead - partial.entries;
+  return next < NextPages::kMost ? partial.next_pages.of[next] : nullptr;
+}
+
+// The same; that page itself where none is known.
+inline const std::byte* page_ahead(const AttentionPartial& partial, int entry, int ahead = 1) {
+  const std::byte* page = known_page_ahead(partial, entry, ahead);
+  return page != nullptr ? page : partial.pages[entry];
+}
+
 // Entries [first, first + count) of a partial.
 inline AttentionPartial entries_of_partial(const AttentionPartial& partial, int first, int count) {
   AttentionPartial part = partial;
   part.entries = count;
   if (part.pages != nullptr) {
-    if (first + count < partial.entries) part.next_page = part.pages[first + count];
+    for (int i = 0; i < NextPages::kMost; ++i)
+      part.next_pages.of[i] = known_page_ahead(partial, first + count - 1, i + 1);
     part.pages += first;
   }
   part.formats += first;
@@ -24,12 +39,6 @@ inline AttentionPartial entries_of_partial(const AttentionPartial& partial, int 
     part.weight_maxima += first;
   }
   return part;
-}
-
-// Returns the page to fetch while an entry's page is read; that page itself where none is known.
-inline const std::byte* page_ahead(const AttentionPartial& partial, int entry) {
-  if (entry + 1 < partial.entries) return partial.pages[entry + 1];
-  return partial.next_page != nullptr ? partial.next_page : partial.pages[entry];
 }
 
 // A block of queries of a partial.

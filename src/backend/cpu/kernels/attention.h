@@ -9,8 +9,9 @@
 namespace kvasir {
 namespace {
 
-// attend_encoded: of the same instruction set, for entries that are encoded.
-template <class Simd, void attend_encoded(const AttentionPartial&, const AttentionState&)>
+// Of the same instruction set: attend_encoded for entries that are encoded, attend_words for those in i16.
+template <class Simd, void attend_encoded(const AttentionPartial&, const AttentionState&),
+          void attend_words(const AttentionPartial&, const AttentionState&)>
 struct Attention {
   using Floats = typename Simd::Floats;
   using Parts = AttentionParts<Simd>;
@@ -29,6 +30,7 @@ struct Attention {
     attend_runs(partial, [&](const AttentionPartial& part) {
       const PageFormat& format = **part.formats;
       if (format.encoded()) return attend_encoded(part, state);
+      if (format.key == KvType::kI16) return attend_words(part, state);
       if (format.key != format.value) return generic_kernels().attend(part, state);
       with_element_type(format.key, [&]<KvType kType>() { attend_type<kType>(part, state); });
     });

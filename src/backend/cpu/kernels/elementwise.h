@@ -181,7 +181,8 @@ struct Elementwise {
   }
 
   static void store_kv(const PageFormat& shape, std::byte* page, int slot, const float* key, const float* value) {
-    if (shape.key != shape.value || shape.latent) return generic_kernels().store_kv(shape, page, slot, key, value);
+    if (shape.key != shape.value || shape.latent || !has_floats(shape.key))
+      return generic_kernels().store_kv(shape, page, slot, key, value);
     with_element_type(shape.key, [&]<KvType kType>() {
       constexpr std::size_t kSize = kElementBytes<kType>;
       std::byte* values = page + values_offset(shape) + static_cast<std::size_t>(slot) * value_bytes(shape);
@@ -215,6 +216,7 @@ struct Elementwise {
 
   static void rotate_keys(const PageFormat& shape, std::byte* page, SlotMask slots, int rotary, const float* cosine,
                           const float* sine) {
+    if (!has_floats(shape.key)) return generic_kernels().rotate_keys(shape, page, slots, rotary, cosine, sine);
     with_element_type(shape.key, [&]<KvType kType>() {
       constexpr std::size_t kSize = kElementBytes<kType>;
       const std::size_t row_bytes = static_cast<std::size_t>(shape.slots) * kSize;
@@ -233,6 +235,8 @@ struct Elementwise {
   // Reads 16 slots before it writes any, so the pages may be the same if slots move towards the front.
   static void move_slots(const PageFormat& shape, const std::byte* from, SlotMask from_slots, std::byte* to,
                          int to_slot, int rotary, const float* cosine, const float* sine) {
+    if (!has_floats(shape.key))
+      return generic_kernels().move_slots(shape, from, from_slots, to, to_slot, rotary, cosine, sine);
     const std::size_t bytes = value_bytes(shape);
     with_element_type(shape.key, [&]<KvType kType>() {
       constexpr std::size_t kSize = kElementBytes<kType>;

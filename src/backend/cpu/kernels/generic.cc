@@ -9,6 +9,7 @@
 
 #include "backend/cpu/kernels/decode_page.h"
 #include "backend/cpu/kernels/encode_page.h"
+#include "backend/cpu/kernels/word_page.h"
 
 namespace kvasir {
 namespace {
@@ -173,6 +174,7 @@ void rope(const float* x, int heads, int head_dim, int rotary, const float* cosi
 }
 
 void store_kv(const PageFormat& shape, std::byte* page, int slot, const float* key, const float* value) {
+  if (shape.key == KvType::kI16) return store_words(shape, page, slot, key, value);
   const std::size_t key_size = kv_type_bytes(shape.key);
   const std::size_t value_size = kv_type_bytes(shape.value);
   std::byte* values = page + values_offset(shape) + static_cast<std::size_t>(slot) * value_bytes(shape);
@@ -184,6 +186,7 @@ void store_kv(const PageFormat& shape, std::byte* page, int slot, const float* k
 
 void rotate_keys(const PageFormat& shape, std::byte* page, SlotMask slots, int rotary, const float* cosine,
                  const float* sine) {
+  if (shape.key == KvType::kI16) return rotate_words(shape, page, slots, rotary, cosine, sine);
   const std::size_t size = kv_type_bytes(shape.key);
   for (int i = 0; i < rotary / 2; ++i) {
     std::byte* row_a = page + static_cast<std::size_t>(2 * i * shape.slots) * size;
@@ -200,6 +203,7 @@ void rotate_keys(const PageFormat& shape, std::byte* page, SlotMask slots, int r
 
 void move_slots(const PageFormat& shape, const std::byte* from, SlotMask from_slots, std::byte* to, int to_slot,
                 int rotary, const float* cosine, const float* sine) {
+  if (shape.key == KvType::kI16) return move_words(shape, from, from_slots, to, to_slot, rotary, cosine, sine);
   const std::size_t size = kv_type_bytes(shape.key);
   const auto key = [&](auto* page, int d, int slot) {
     return page + static_cast<std::size_t>(d * shape.slots + slot) * size;

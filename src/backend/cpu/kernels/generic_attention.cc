@@ -19,10 +19,10 @@ struct Integers {
   float unit = 0;
   float inverse = 0;
 
-  // `most`: the largest magnitude; infinite or NaN if a number is.
-  explicit Integers(float most)
-      : unit(std::isfinite(most) ? most * kUnit : std::numeric_limits<float>::quiet_NaN()),
-        inverse(std::isfinite(most) && most >= kLeastInteger ? kMostInteger / most : 0.0F) {}
+  // `most`: the largest magnitude; infinite or NaN if a number is. `greatest`: the integer that it becomes.
+  explicit Integers(float most, float greatest = kMostInteger)
+      : unit(std::isfinite(most) ? most * (1.0F / greatest) : std::numeric_limits<float>::quiet_NaN()),
+        inverse(std::isfinite(most) && most >= kLeastInteger ? greatest / most : 0.0F) {}
 
   std::int32_t operator()(float x) const {
     const float steps = x * inverse;
@@ -158,9 +158,119 @@ void add_plain_values(const OpenSide& values, int dims, int slots, SlotMask live
       for (int d = 0; d < dims; ++d) weighted[d] += weight[s] * values.plain[s * dims + d];
 }
 
-}  // namespace
+// One query over a step of a run in i16: entries [first, end).
+struct WordStep {
+  const AttentionPartial& run;
+  int query;
+  int first;
+  int end;
 
-void attend(const AttentionPartial& partial, const AttentionState& state) {
+  SlotMask live(int e) const {
+    return run.masks[static_cast<std::size_t>(query / run.group) * run.mask_row_stride + static_cast<std::size_t>(e)];
+  }
+  // Calls each(entry, slot, its number in the step) for all slots that the query sees.
+  template <class Each>
+  void each_slot(const Each& each) const {
+    for (int e = first; e < end; ++e)
+      for (SlotMask left = live(e); left != 0; left &= left - 1) {
+        const int s = std::countr_zero(left);
+        each(e, s, (e - first) * run.slots + s);
+      }
+  }
+};
+
+// The integers of a side in i16, and the scales of its slots.
+struct WordSide {
+  int count;  // elements of a row
+  const std::byte* data;
+  const std::byte* scales;
+
+  WordSide(int rows, int of_row, const std::byte* side)
+      : count(of_row), data(side), scales(side + word_scales_offset(rows, of_row)) {}
+  std::int32_t integer(int row, int i) const {
+    std::int16_t n;
+    std::memcpy(&n, data + static_cast<std::ptrdiff_t>((row / 2 * count + i) * 2 + row % 2) * 2, sizeof n);
+    return n;
+  }
+  float scale(int slot) const {
+    float of_slot;
+    std::memcpy(&of_slot, scales + static_cast<std::ptrdiff_t>(slot) * 4, sizeof of_slot);
+    return of_slot;
+  }
+};
+
+float word_score(const WordSide& keys, int slot, const float* q, int dims, const Integers& integers) {
+  float sum = 0;
+  for (int from = 0; from < dims; from += kWordGroup) {
+    std::int32_t products = 0;
+    for (int d = from; d < std::min(dims, from + kWordGroup); ++d) products += integers(q[d]) * keys.integer(d, slot);
+    sum += static_cast<float>(products);
+  }
+  return integers.unit * keys.scale(slot) * sum;
+}
+
+void attend_word_step(const WordStep& step, const Integers& integers, const float* q, const AttentionState& state) {
+  const AttentionPartial& run = step.run;
+  const int dims = run.head_dim;
+  const auto keys = [&](int e) { return WordSide(dims, run.slots, run.pages[e]); };
+  const auto values = [&](int e) { return WordSide(run.slots, dims, run.pages[e] + values_offset(*run.formats[e])); };
+  float score[kStepSlots];
+  float highest = -std::numeric_limits<float>::infinity();
+  float most = 0;
+  bool sees = false;
+  step.each_slot([&](int e, int s, int at) {
+    score[at] = word_score(keys(e), s, q, dims, integers);
+    if (run.softcap != 0) score[at] = run.softcap * std::tanh(score[at] / run.softcap);
+    if (run.biases != nullptr && run.biases[e] != nullptr) score[at] += run.biases[e][s];
+    highest = std::isnan(score[at]) ? score[at] : std::max(highest, score[at]);
+    most = greater(most, values(e).scale(s));
+    sees = true;
+  });
+  if (!sees) return;
+  const Integers of_weights(most, kMostOfWeight);
+  std::int32_t n[kStepSlots];
+  float total = 0;
+  step.each_slot([&](int e, int s, int at) {
+    const float p = std::exp(score[at] - highest);
+    if (run.weights != nullptr)
+      run.weights[static_cast<std::size_t>(step.query) * run.weight_stride +
+                  static_cast<std::size_t>(e * run.slots + s)] = p;
+    total += p;
+    n[at] = of_weights(p * values(e).scale(s));
+  });
+  if (run.weights != nullptr)
+    for (int e = step.first; e < step.end; ++e)
+      run.weight_maxima[static_cast<std::size_t>(step.query) * run.weight_maximum_stride +
+                        static_cast<std::size_t>(e)] = highest;
+  const float before = state.maximum[step.query];
+  const float after = before > highest ? before : highest;
+  const float keep = std::exp(before - after);
+  const float take = std::exp(highest - after);
+  float* weighted = state.weighted + static_cast<std::size_t>(step.query) * static_cast<std::size_t>(dims);
+  for (int d = 0; d < dims; ++d) {
+    std::int32_t products = 0;
+    step.each_slot([&](int e, int s, int at) { products += n[at] * values(e).integer(s, d); });
+    weighted[d] = std::fma(take * of_weights.unit, static_cast<float>(products), weighted[d] * keep);
+  }
+  state.sum[step.query] = std::fma(take, total, state.sum[step.query] * keep);
+  state.maximum[step.query] = after;
+}
+
+void attend_words(const AttentionPartial& run, const AttentionState& state) {
+  const int entries = kStepSlots / run.slots;
+  for (int query = 0; query < run.rows * run.group; ++query) {
+    const float* q = run.q + static_cast<std::size_t>(query / run.group) * run.q_row_stride +
+                     static_cast<std::size_t>(query % run.group * run.head_dim);
+    float most = 0;
+    for (int d = 0; d < run.head_dim; ++d) most = greater(most, q[d]);
+    const Integers integers(most, kMostOfQuery);
+    for (int e = 0; e < run.entries; e += entries)
+      attend_word_step({run, query, e, std::min(e + entries, run.entries)}, integers, q, state);
+  }
+}
+
+// A run of entries of one format that is not i16.
+void attend_elements(const AttentionPartial& partial, const AttentionState& state) {
   const int dim = partial.head_dim;
   const int slots = partial.slots;
   OpenSide keys;
@@ -209,6 +319,15 @@ void attend(const AttentionPartial& partial, const AttentionState& state) {
       state.maximum[query] = highest;
     }
   }
+}
+
+}  // namespace
+
+void attend(const AttentionPartial& partial, const AttentionState& state) {
+  attend_runs(partial, [&](const AttentionPartial& run) {
+    if ((*run.formats)->key == KvType::kI16) return attend_words(run, state);
+    attend_elements(run, state);
+  });
 }
 
 void attend_placed(const AttentionPartial& partial, const GatheredEntry* entries, const AttentionState& state,

@@ -73,6 +73,12 @@ struct Activations {
   Q8Rows q8;
 };
 
+// The pages that are likely to be read after those of a partial, to be fetched meanwhile; null where not known.
+struct NextPages {
+  static constexpr int kMost = 4;
+  const std::byte* of[kMost] = {};
+};
+
 // Queries of one lane over a run of entries of one frame: a partial of attention. Products with encoded pages are sums
 // of integers (integer_products.h): queries and weights are rounded to 16 bits a page, codes are not decoded.
 struct AttentionPartial {
@@ -84,7 +90,7 @@ struct AttentionPartial {
   std::size_t q_row_stride = 0;  // in floats
   int entries = 0;               // at most kPartialEntries
   const std::byte* const* pages = nullptr;     // [entries]
-  const std::byte* next_page = nullptr;        // may be null: the page that is likely to be read after these
+  NextPages next_pages;
   const PageFormat* const* formats = nullptr;  // [entries]: of head_dim and slots, otherwise any
   // [rows][entries], live slots a row may see; row stride below. REQUIRES: no bit at or beyond `slots`.
   const SlotMask* masks = nullptr;
@@ -209,8 +215,8 @@ struct KernelTable {
   void (*attend)(const AttentionPartial& partial, const AttentionState& state);
 
   // As attend, of gathered entries, `entries` [partial.entries]; the partial's pages are not read. The same bits as
-  // attend gives of pages with these rows at their slots. REQUIRES: formats not encoded; no mask with a slot that its
-  // entry lacks.
+  // attend gives of pages with these rows at their slots. REQUIRES: formats of floats; no mask with a slot that its entry
+  // lacks.
   void (*attend_gathered)(const AttentionPartial& partial, const GatheredEntry* entries, const AttentionState& state);
 
   // into = into merged with from; both of `queries` queries of head_dim.

@@ -33,7 +33,7 @@ template <class Simd>
 inline void open_latent(const PageFormat& format, const std::byte* page, float* out) {
   const int dim = format.head_dim, slots = format.slots;
   if (dim % 16 != 0 || slots % 16 != 0) return generic_kernels().open_latent(format, page, out);
-  if (is_encoded(format.key)) {
+  if (!has_floats(format.key)) {
     decode_keys(format, page, out);
   } else {
     with_element_type(format.key, [&]<KvType kType>() {

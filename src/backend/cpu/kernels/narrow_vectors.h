@@ -9,6 +9,12 @@
 namespace kvasir {
 namespace {
 
+// 2^r for |r| <= 1/2: 1 + r (kPower1 + r (kPower2 + ...)), with the least relative error of such a polynomial.
+inline constexpr float kPower1 = 0.6931241750717163F;
+inline constexpr float kPower2 = 0.24024099111557007F;
+inline constexpr float kPower3 = 0.055906426161527634F;
+inline constexpr float kPower4 = 0.009582852944731712F;
+
 // Returns the sum of 8 lanes by halves of 4, 2, 1: the order of the generic kernels.
 [[gnu::always_inline]] inline float sum8(__m256 v) {
   const __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -23,14 +29,15 @@ namespace {
 }
 
 // Sets the units of integer_products.h and their inverses for four sets of numbers. `most`: the bits of the greatest
-// magnitude of each set. As integers, those of infinity and NaN are greater than all others.
-[[gnu::always_inline]] inline void units_of(__m128i most, float* unit, float* inverse) {
+// magnitude of each set. As integers, those of infinity and NaN are greater than all others. `greatest`: the integer that
+// it becomes.
+[[gnu::always_inline]] inline void units_of(__m128i most, float* unit, float* inverse, float greatest) {
   const __m128 highest = _mm_castsi128_ps(most);
   const __m128 infinite = _mm_castsi128_ps(_mm_cmpgt_epi32(most, _mm_set1_epi32(0x7f7fffff)));
   const __m128 small = _mm_cmplt_ps(highest, _mm_set1_ps(kLeastInteger));
   _mm_storeu_ps(unit,
-                _mm_blendv_ps(_mm_mul_ps(highest, _mm_set1_ps(kUnit)), _mm_set1_ps(__builtin_nanf("")), infinite));
-  _mm_storeu_ps(inverse, _mm_andnot_ps(_mm_or_ps(infinite, small), _mm_div_ps(_mm_set1_ps(kMostInteger), highest)));
+                _mm_blendv_ps(_mm_mul_ps(highest, _mm_set1_ps(1.0F / greatest)), _mm_set1_ps(__builtin_nanf("")), infinite));
+  _mm_storeu_ps(inverse, _mm_andnot_ps(_mm_or_ps(infinite, small), _mm_div_ps(_mm_set1_ps(greatest), highest)));
 }
 
 }  // namespace

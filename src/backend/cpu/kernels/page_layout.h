@@ -1,6 +1,8 @@
 // The layout of a KV page in memory: known to the kernel tables, nowhere else.
 //   keys    [head_dim][slots]   dimension-major: one query element is multiplied with all slots at once
 //   values  [slots][head_dim]   token-major: one weight is multiplied with a whole value
+// A side in i16 has integers in the order of words, as below, and behind them the scales of its slots, f32 [slots]. An
+// element is scale * integer.
 // An encoded side has codes in place of the elements, and behind them, as f16:
 //   q8      scale: keys [groups of dimensions][slots], values [groups of dimensions][slots]
 //   others  scale, then least element, each: keys [groups of slots][head_dim], values [groups of dimensions][slots]
@@ -32,7 +34,7 @@ inline constexpr int kPlaneUnits = 32;  // of a block
 template <KvType kType>
 inline constexpr std::size_t kElementBytes = kType == KvType::kF32 ? 4 : 2;
 
-// Calls run.operator()<type>(). REQUIRES: !is_encoded(type).
+// Calls run.operator()<type>(). REQUIRES: the type's elements are floats.
 template <class Run>
 [[gnu::always_inline]] inline void with_element_type(KvType type, const Run& run) {
   switch (type) {
@@ -47,12 +49,17 @@ template <class Run>
   return key_side_bytes(format);
 }
 
-// Bytes of one token's value; of a latent page 0. REQUIRES: not encoded.
+// Bytes in front of the scales of a side in i16, of the keys or of the values.
+[[gnu::always_inline]] inline std::size_t word_scales_offset(int rows, int count) {
+  return static_cast<std::size_t>((rows + 1) / 2 * 2 * count) * 2;
+}
+
+// Bytes of one token's value; of a latent page 0. REQUIRES: elements are floats.
 [[gnu::always_inline]] inline std::size_t value_bytes(const PageFormat& format) {
   return format.latent ? 0 : kv_type_bytes(format.value) * static_cast<std::size_t>(format.head_dim);
 }
 
-// Writes a token's row, its key and behind it its value, to a slot of a page. REQUIRES: not encoded.
+// Writes a token's row, its key and behind it its value, to a slot of a page. REQUIRES: elements are floats.
 [[gnu::always_inline]] inline void place_row(const PageFormat& format, const std::byte* row, int slot,
                                              std::byte* page) {
   const auto dims = static_cast<std::size_t>(format.head_dim);

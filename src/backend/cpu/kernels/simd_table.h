@@ -12,6 +12,8 @@ void set_attention(KernelTable& table);
 void set_matmul(KernelTable& table);
 // REQUIRES: head_dim a multiple of 16; all formats encoded.
 void attend_encoded(const AttentionPartial& partial, const AttentionState& state);
+// REQUIRES: head_dim a multiple of 16; all formats i16.
+void attend_words(const AttentionPartial& partial, const AttentionState& state);
 // REQUIRES: quantised weights.
 void quantized_matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
                       std::size_t out_stride);
@@ -23,6 +25,7 @@ void set_elementwise(KernelTable& table);
 void set_attention(KernelTable& table);
 void set_matmul(KernelTable& table);
 void attend_encoded(const AttentionPartial& partial, const AttentionState& state);
+void attend_words(const AttentionPartial& partial, const AttentionState& state);
 void quantized_matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
                       std::size_t out_stride);
 }  // namespace avx512

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -14,6 +15,8 @@
 namespace kvasir::test {
 
 inline constexpr KvType kKvTypes[] = {KvType::kF32, KvType::kF16, KvType::kBF16};
+// Those of pages that are not encoded.
+inline constexpr KvType kPlainTypes[] = {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kI16};
 
 inline float round_to(KvType type, float value) {
   switch (type) {
@@ -22,6 +25,23 @@ inline float round_to(KvType type, float value) {
     case KvType::kBF16: return bf16_to_f32(f32_to_bf16(value));
     default: return std::nanf("");
   }
+}
+
+// A token's key or value as a page holds it.
+inline std::vector<float> stored(KvType type, const std::vector<float>& x) {
+  std::vector<float> out;
+  float most = 0;
+  for (const float value : x) most = std::isnan(value) ? value : std::max(most, std::fabs(value));
+  for (const float value : x) {
+    if (type != KvType::kI16) {
+      out.push_back(round_to(type, value));
+    } else if (!std::isfinite(most)) {
+      out.push_back(std::nanf(""));
+    } else {
+      out.push_back(most < 1e-33F ? 0.0F : most * (1.0F / 4095.0F) * std::nearbyint(value * (4095.0F / most)));
+    }
+  }
+  return out;
 }
 
 // The state of attention of some queries, fenced.
@@ -118,11 +138,9 @@ struct Scene {
   void store(const KernelTable& table, int entry, int slot, const std::vector<float>& key,
              const std::vector<float>& value) {
     table.store_kv(shape, pages[static_cast<std::size_t>(entry)]->data(), slot, key.data(), value.data());
-    for (int d = 0; d < shape.head_dim; ++d) {
-      const auto at = static_cast<std::size_t>(slot * shape.head_dim + d);
-      keys[static_cast<std::size_t>(entry)][at] = round_to(shape.key, key[static_cast<std::size_t>(d)]);
-      values[static_cast<std::size_t>(entry)][at] = round_to(shape.value, value[static_cast<std::size_t>(d)]);
-    }
+    const std::vector<float> as_key = stored(shape.key, key), as_value = stored(shape.value, value);
+    std::copy(as_key.begin(), as_key.end(), keys[static_cast<std::size_t>(entry)].begin() + slot * shape.head_dim);
+    std::copy(as_value.begin(), as_value.end(), values[static_cast<std::size_t>(entry)].begin() + slot * shape.head_dim);
   }
   SlotMask& mask(int row, int entry) { return masks[static_cast<std::size_t>(row * entries + entry)]; }
 
@@ -215,19 +233,24 @@ struct Scene {
     const float* a = q.data() + static_cast<std::size_t>(query) * dim;
     weights.clear();
     double size = 0;
+    float largest_query = 0;
+    for (std::size_t d = 0; d < dim; ++d) largest_query = std::max(largest_query, std::fabs(a[d]));
+    double steps = 0;  // how far rounding a query to integers may take a score
     for (int e = begin; e < end; ++e) {
       const SlotMask live = masks[static_cast<std::size_t>(query / group * entries + e)];
       for (int s = 0; s < shape.slots; ++s) {
         if ((live >> s & 1) == 0) continue;
         const auto at = static_cast<std::size_t>(s) * dim;
-        double magnitude = 0;
+        double magnitude = 0, of_key = 0;
         weights.push_back(0);
         for (std::size_t d = 0; d < dim; ++d) {
           const double part = static_cast<double>(a[d]) * double{keys[static_cast<std::size_t>(e)][at + d]};
+          of_key += std::fabs(double{keys[static_cast<std::size_t>(e)][at + d]});
           weights.back() += part;
           magnitude += std::fabs(part);
         }
         size = std::max(size, magnitude);
+        if (shape.key == KvType::kI16) steps = std::max(steps, of_key * double{largest_query} / (2 * 8191));
         if (softcap != 0) weights.back() = softcap * std::tanh(weights.back() / double{softcap});
         if (seen != nullptr) seen->push_back(values[static_cast<std::size_t>(e)].data() + at);
       }
@@ -237,7 +260,26 @@ struct Scene {
     double sum = 0;
     for (double& weight : weights) sum += weight = std::exp(weight - highest);
     for (double& weight : weights) weight /= sum;
-    return ((static_cast<double>(dim) + 8) * kEpsilon + rounding) * size + 8 * kEpsilon * double{softcap};
+    return ((static_cast<double>(dim) + 8) * kEpsilon + rounding) * size + 8 * kEpsilon * double{softcap} + steps;
+  }
+
+  // Returns how far rounding the weights of each step to integers may take a sum of values of at most 1: half a step for
+  // each token, of the largest weight.
+  double weight_steps(int query, int begin, int end, const std::vector<double>& weights) const {
+    double error = 0;
+    const int of_step = 128 / shape.slots;
+    std::size_t next = 0;
+    for (int first = begin; first < end; first += of_step) {
+      double largest = 0;
+      int count = 0;
+      for (int e = first; e < std::min(first + of_step, end); ++e)
+        for (int left = std::popcount(masks[static_cast<std::size_t>(query / group * entries + e)]); left > 0; --left) {
+          largest = std::max(largest, weights[next++]);
+          ++count;
+        }
+      error += largest * count / (2 * 4095) * 1.01;
+    }
+    return error;
   }
 
   // Attention over entries [begin, end), in double. Returns how far rounding may take the result.
@@ -252,7 +294,9 @@ struct Scene {
         out[d] += weights[i] * double{seen[i][d]};
         largest_value = std::max(largest_value, std::fabs(double{seen[i][d]}));
       }
-    return (2 * score_error + (static_cast<double>(weights.size()) + 32) * kEpsilon + rounding) * largest_value;
+    const double of_weights = shape.value == KvType::kI16 ? weight_steps(query, begin, end, weights) : 0;
+    return (2 * score_error + (static_cast<double>(weights.size()) + 32) * kEpsilon + rounding + of_weights) *
+           largest_value;
   }
 
   void expect_softmax(const KernelTable& table, State& state, int begin, int end) const {

@@ -11,7 +11,7 @@ KVASIR_ON_EVERY_TABLE(AttentionTest);
 
 TEST_P(AttentionTest, IsTheSoftmaxOfEveryShape) {
   Random random(1);
-  for (const KvType type : kKvTypes) {
+  for (const KvType type : kPlainTypes) {
     for (const int slots : {16, 32, 64}) {
       for (const int head_dim : {16, 20, 32, 48, 64, 80, 112, 128}) {
         for (const int group : {1, 2, 3, 4, 7, 8}) {
@@ -106,7 +106,7 @@ TEST_P(AttentionTest, KeysAndValuesOfDifferentTypes) {
 
 TEST_P(AttentionTest, ExtremeScores) {
   Random random(2);
-  for (const KvType type : kKvTypes) {
+  for (const KvType type : kPlainTypes) {
     for (const int head_dim : {20, 64}) {
       for (const float range : {0.0F, 20.0F, 80.0F, 500.0F}) {
         Scene scene(table(), {head_dim, 32, type}, 6, 4, 8, range, random);
@@ -206,6 +206,22 @@ TEST_P(AttentionTest, PartialsContinueAndMergeToTheSoftmax) {
   }
 }
 
+// Entries in i16 are weighed in steps of 128 slots: continued behind one, the sums are those of one call.
+TEST_P(AttentionTest, StepsOfIntegersContinueToTheSameBits) {
+  Random random(27);
+  for (const int slots : {16, 32, 64})
+    for (const int head_dim : {20, 64, 80, 128}) {
+      Scene scene(table(), {head_dim, slots, KvType::kI16}, 7, 3, 16, 3.0F, random);
+      SCOPED_TRACE(scene.describe());
+      State continued(7 * 3, head_dim);
+      const int step = 128 / slots;
+      for (int e = 0; e < 16; e += step) scene.attend(table(), 0, 7, e, e + step, continued);
+      ASSERT_TRUE(continued.holds(scene.attend_all(table(), 0, 7), 0));
+      scene.expect_softmax(table(), continued, 0, 16);
+      if (HasFatalFailure()) return;
+    }
+}
+
 TEST_P(AttentionTest, MergingWithNothingChangesNothing) {
   Random random(6);
   Scene scene(table(), {64, 32, KvType::kF16}, 3, 2, 3, 1.0F, random);
@@ -221,7 +237,7 @@ TEST_P(AttentionTest, MergingWithNothingChangesNothing) {
 
 TEST_P(AttentionTest, ARowIsTheSameBitsWhateverRowsAreBeside) {
   Random random(7);
-  for (const KvType type : kKvTypes) {
+  for (const KvType type : kPlainTypes) {
     for (const int slots : {16, 32, 64}) {
       for (const int head_dim : {20, 64, 80}) {
         for (const int group : {1, 3, 4, 8}) {
@@ -242,7 +258,7 @@ TEST_P(AttentionTest, ARowIsTheSameBitsWhateverRowsAreBeside) {
 // take other ways through a kernel than one row does.
 TEST_P(AttentionTest, RowsOfAPromptAreTheSoftmaxAndTheBitsOfEachRowAlone) {
   Random random(13);
-  for (const KvType type : kKvTypes)
+  for (const KvType type : kPlainTypes)
     for (const int slots : {16, 32, 64})
       for (const int head_dim : {48, 64, 128, 256}) {
         const int group = 1 + random.below(5);
@@ -266,7 +282,7 @@ TEST_P(AttentionTest, RowsOfAPromptAreTheSoftmaxAndTheBitsOfEachRowAlone) {
 // The hard case of the tests above: what a row must not see does harm when it is touched at all.
 TEST_P(AttentionTest, WhatOnlyAnotherRowSeesDoesNotLeak) {
   Random random(8);
-  for (const KvType type : kKvTypes) {
+  for (const KvType type : kPlainTypes) {
     for (const int group : {1, 2, 4}) {
       Scene scene(table(), {64, 32, type}, 4, group, 3, 1.0F, random);
       for (int r = 0; r < 4; ++r) {
@@ -292,7 +308,7 @@ TEST_P(AttentionTest, WhatOnlyAnotherRowSeesDoesNotLeak) {
 
 TEST_P(AttentionTest, GarbageInDeadSlotsDoesNothing) {
   Random random(9);
-  for (const KvType type : kKvTypes) {
+  for (const KvType type : kPlainTypes) {
     const float huge = type == KvType::kF16 ? 65504.0F : 3e38F;
     for (const int head_dim : {20, 64, 128}) {
       for (const int slots : {16, 32, 64}) {
@@ -325,7 +341,7 @@ TEST_P(AttentionTest, GarbageInDeadSlotsDoesNothing) {
 // A key that overflowed must not turn into plausible text: what is no number stays none to the end.
 TEST_P(AttentionTest, WhatIsNoNumberShows) {
   Random random(11);
-  for (const KvType type : kKvTypes) {
+  for (const KvType type : kPlainTypes) {
     for (const float broken : {INFINITY, std::nanf("")}) {
       for (const int at : {0, 1, 2}) {
         Scene scene(table(), {64, 32, type}, 2, 2, 3, 1.0F, random);
@@ -347,7 +363,8 @@ TEST_P(AttentionTest, WhatIsNoNumberShows) {
 // Opened as floats, keys are those of any page, and values are the same numbers token by token.
 TEST_P(AttentionTest, LatentPagesOpenToTheSameBitsEverywhere) {
   Random random(21);
-  for (const KvType type : {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kQ8, KvType::kQ4, KvType::kQ4O})
+  for (const KvType type :
+       {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kI16, KvType::kQ8, KvType::kQ4, KvType::kQ4O})
     for (const int slots : {16, 32, 64})
       for (const int head_dim : {20, 48, kMaxHeadDim}) {
         const PageFormat format{.head_dim = head_dim, .slots = slots, .key = type, .value = type, .latent = true};

@@ -101,7 +101,7 @@ TEST_F(SameArithmetic, QuantisedRows) {
 TEST_F(SameArithmetic, AttentionAndItsWeights) {
   for_each_pair([](const KernelTable& one, const KernelTable& other) {
     Random random(3);
-    for (const KvType type : kKvTypes)
+    for (const KvType type : kPlainTypes)
       for (const int slots : {16, 32, 64})
         for (const int group : {1, 3, 8}) {
           Scene scene(one, {64, slots, type}, 3, group, 5, 4.0F, random);
@@ -126,7 +126,7 @@ TEST_F(SameArithmetic, AttentionAndItsWeights) {
 TEST_F(SameArithmetic, StoredRotatedAndMovedSlots) {
   for_each_pair([](const KernelTable& one, const KernelTable& other) {
     Random random(4);
-    for (const KvType type : kKvTypes)
+    for (const KvType type : kPlainTypes)
       for (const int slots : {16, 32, 64})
         for (const int dim : {20, 64}) {
           const PageFormat shape{dim, slots, type};

@@ -6,7 +6,7 @@ namespace kvasir::avx2 {
 namespace {
 
 using Parts = AttentionParts<Vectors>;
-using PagedAttention = Attention<Vectors, attend_encoded>;
+using PagedAttention = Attention<Vectors, attend_encoded, attend_words>;
 
 // Scores of a block with the tokens of a gathered entry, [kQueries][64]; other slots stay as they are. Each sums
 // over the dimensions in order, as page_scores does.

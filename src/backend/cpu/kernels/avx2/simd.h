@@ -175,6 +175,20 @@ struct FloatVectors {
   }
   static Floats exp(Floats x) { return {exp8(x.low), exp8(x.high)}; }
   static float exp(float x) { return _mm256_cvtss_f32(exp8(_mm256_set1_ps(x))); }
+  // As in avx512/simd.h.
+  static __m256 power_of_two(__m256 x) {
+    x = _mm256_max_ps(_mm256_set1_ps(-125.0F), x);
+    const __m256 whole = _mm256_add_ps(x, _mm256_set1_ps(12582912.0F));
+    const __m256 r = _mm256_sub_ps(x, _mm256_sub_ps(whole, _mm256_set1_ps(12582912.0F)));
+    __m256 p = _mm256_set1_ps(kPower4);
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(kPower3));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(kPower2));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(kPower1));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0F));
+    return _mm256_castsi256_ps(
+        _mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(whole), 23)));
+  }
+  static Floats power_of_two(Floats x) { return {power_of_two(x.low), power_of_two(x.high)}; }
   static float sum(Floats x) { return sum8(_mm256_add_ps(x.low, x.high)); }
   static float greatest(Floats x) { return max16(x.low, x.high); }
   static bool finite(Floats x) {
@@ -279,12 +293,12 @@ struct FourVectors {
     const __m256i four = _mm256_max_epu32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
     return _mm_max_epu32(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
   }
-  static void units_four(const Ints* x, float* unit, float* inverse) {
+  static void units_four(const Ints* x, float* unit, float* inverse, float greatest = kMostInteger) {
     const __m128 first = _mm_castsi128_ps(most_of(x[0], x[1]));
     const __m128 second = _mm_castsi128_ps(most_of(x[2], x[3]));
     units_of(_mm_max_epu32(_mm_castps_si128(_mm_shuffle_ps(first, second, _MM_SHUFFLE(2, 0, 2, 0))),
                            _mm_castps_si128(_mm_shuffle_ps(first, second, _MM_SHUFFLE(3, 1, 3, 1)))),
-             unit, inverse);
+             unit, inverse, greatest);
   }
 };
 

@@ -3,5 +3,5 @@
 #include "backend/cpu/kernels/avx512/simd.h"
 
 void kvasir::avx512::set_attention(KernelTable& table) {
-  Attention<Vectors, attend_encoded>::set(table);
+  Attention<Vectors, attend_encoded, attend_words>::set(table);
 }

@@ -79,6 +79,20 @@ struct FloatVectors {
   static Floats abs(Floats x) { return _mm512_abs_ps(x); }
   static Floats exp(Floats x) { return exp16(x); }
   static float exp(float x) { return _mm512_cvtss_f32(exp16(_mm512_set1_ps(x))); }
+  // 2^x for x <= 0, to about 3e-6: x = n + r, |r| <= 1/2, and a polynomial of r that is 1 at 0. Below -125 as for that.
+  // Adding 1.5 * 2^23 leaves n in the low bits, which are added to the exponent. The NaN that arithmetic makes stays NaN.
+  static Floats power_of_two(Floats x) {
+    x = _mm512_max_ps(_mm512_set1_ps(-125.0F), x);
+    const __m512 whole = _mm512_add_ps(x, _mm512_set1_ps(12582912.0F));
+    const __m512 r = _mm512_sub_ps(x, _mm512_sub_ps(whole, _mm512_set1_ps(12582912.0F)));
+    __m512 p = _mm512_set1_ps(kPower4);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(kPower3));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(kPower2));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(kPower1));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0F));
+    return _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(whole), 23)));
+  }
   static float sum(Floats x) { return sum8(_mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1))); }
   static float greatest(Floats x) { return _mm512_reduce_max_ps(x); }
   static bool finite(Floats x) {
@@ -150,13 +164,13 @@ struct FourVectors {
   static Floats all_of_quarter(Floats x, int i) { return _mm512_permutexvar_ps(_mm512_set1_epi32(4 * i), x); }
   static __m128 exp_four(__m128 x) { return _mm512_castps512_ps128(exp16(_mm512_castps128_ps512(x))); }
   // Calls units_of (narrow_vectors.h) with the greatest lane of each of four vectors.
-  static void units_four(const Ints* x, float* unit, float* inverse) {
+  static void units_four(const Ints* x, float* unit, float* inverse, float greatest = kMostInteger) {
     const Floats bits[4] = {_mm512_castsi512_ps(x[0]), _mm512_castsi512_ps(x[1]), _mm512_castsi512_ps(x[2]),
                             _mm512_castsi512_ps(x[3])};
     const Floats most = reduce_four(bits, [](Floats a, Floats b) {
       return _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
     });
-    units_of(_mm_castps_si128(first_of_quarters(most)), unit, inverse);
+    units_of(_mm_castps_si128(first_of_quarters(most)), unit, inverse, greatest);
   }
 };
 
@@ -205,7 +219,9 @@ struct IntegerVectors {
   }
   // Returns sum + the products of each pair of codes with `pair`, two integers of 16 bits.
   static Ints dot(Ints sum, std::int32_t pair, Ints codes) {
-    return _mm512_dpwssd_epi32(sum, codes, _mm512_set1_epi32(pair));
+    // As an instruction of its own: around GCC 12's intrinsic sums are copied from register to register.
+    asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(_mm512_set1_epi32(pair)));
+    return sum;
   }
 };
 
