@@ -122,8 +122,16 @@ CpuPageStore::Turn CpuPageStore::turn_of(std::size_t move, const SlotMove& what,
   return {rotary, turns.data() + move * static_cast<std::size_t>(rotary)};
 }
 
-const std::byte* CpuPageStore::opened(PageId page, std::byte* room) const {
-  if (!format(page).encoded()) return data(page);
+namespace {
+
+bool has_types_of(const PageFormat& format, const PageFormat& other) {
+  return format.key == other.key && (format.value == other.value || format.latent);
+}
+
+}  // namespace
+
+const std::byte* CpuPageStore::opened(PageId page, const PageFormat& open, std::byte* room) const {
+  if (has_types_of(format(page), open)) return data(page);
   decode_to_open(format(page), data(page), room);
   return room;
 }
@@ -154,7 +162,7 @@ void CpuPageStore::move(ColumnLanes lanes, std::span<const SlotMove> moves) {
       const SlotMove& move = moves[m];
       const PageFormat& open = format(move.to[lane]);
       const std::byte* from = room;
-      if (decoded != move.from || !format(move.from[lane]).encoded()) from = opened(move.from[lane], room);
+      if (decoded != move.from || has_types_of(format(move.from[lane]), open)) from = opened(move.from[lane], open, room);
       if (from == room) decoded = move.from;
       move_slots(open, from, move.slots, data(move.to[lane]), move.to_slot,
                  turn_of(m, move, lanes.rotation(lane, open)));
@@ -183,7 +191,7 @@ void CpuPageStore::repack(ColumnLanes lanes, std::span<const SlotMove> moves) {
       if (first) std::memset(filled, 0, open.bytes());
       // Copied, since the page may be written before the last of its slots has moved.
       if (std::exchange(decoded, move.from) != move.from) {
-        if (const std::byte* at = opened(move.from[lane], source); at != source) std::memcpy(source, at, open.bytes());
+        if (const std::byte* at = opened(move.from[lane], open, source); at != source) std::memcpy(source, at, open.bytes());
       }
       move_slots(open, source, move.slots, filled, move.to_slot, turn_of(m, move, lanes.rotation(lane, open)));
       if (!last) continue;

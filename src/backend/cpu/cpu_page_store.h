@@ -84,8 +84,8 @@ class CpuPageStore final : public PageStore {
   // Prepares turn_of for these moves.
   void fill_turns(ColumnLanes lanes, std::span<const SlotMove> moves);
   Turn turn_of(std::size_t move, const SlotMove& what, int rotation) const;
-  // Returns the page in 16 bits: the page itself, or decoded to `room` if it is encoded.
-  const std::byte* opened(PageId page, std::byte* room) const;
+  // Returns the page in the types of `open`: the page itself, or decoded to `room` if it is encoded or in i16.
+  const std::byte* opened(PageId page, const PageFormat& open, std::byte* room) const;
   void rotate_open(const PageFormat& open, std::byte* page, SlotMask slots, Turn turn) const;
   void move_slots(const PageFormat& open, const std::byte* from, SlotMask slots, std::byte* to, int to_slot,
                   Turn turn) const;

@@ -365,20 +365,21 @@ void encode_page(const PageFormat& format, const std::byte* open, SlotMask live,
 }
 
 void decode_to_open(const PageFormat& format, const std::byte* page, std::byte* open) {
-  const PageFormat plain = format.open();
+  PageFormat plain = format.open();
+  if (format.key == KvType::kI16) plain.key = plain.value = KvType::kF16;
   const int elements = format.head_dim * format.slots;
   float x[kMaxCodes];
   const auto put = [&](std::byte* side) {
     for (int i = 0; i < elements; ++i) put_half(side + static_cast<std::size_t>(i) * 2, x[i]);
   };
-  if (!is_encoded(format.key)) {
+  if (format.key == plain.key) {
     std::memcpy(open, page, values_offset(format));
   } else {
     decode_keys(format, page, x);
     put(open);
   }
   if (format.latent) return;
-  if (!is_encoded(format.value)) {
+  if (format.value == plain.value) {
     std::memcpy(open + values_offset(plain), page + values_offset(format), value_side_bytes(format));
   } else {
     decode_values(format, page, x);

@@ -16,7 +16,7 @@ namespace kvasir {
 // REQUIRES: format.encoded().
 void encode_page(const PageFormat& format, const std::byte* open, SlotMask live, std::byte* page);
 
-// Decodes a page to 16 bits, format.open(). REQUIRES: format.encoded().
+// Decodes a page to 16 bits: format.open(), or f16 where it is in i16. REQUIRES: format.encoded(), or i16.
 void decode_to_open(const PageFormat& format, const std::byte* page, std::byte* open);
 
 // Writes an element of a page. REQUIRES: !is_encoded(type).

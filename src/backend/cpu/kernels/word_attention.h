@@ -139,18 +139,18 @@ struct WordAttention {
     const auto values_after = static_cast<std::ptrdiff_t>(word_scales_offset(kSlots, dim) + kSlots * kWordScaleBytes);
     for (int v0 = 0; v0 < kSlotVectors; v0 += kVectors) {
       Floats sums[kQueries][kVectors];
-      for (int d = 0; d < dim; d += kWordGroup) {
+      const auto add_group = [&](int d, const auto& take) __attribute__((always_inline)) {
         Ints sum[kSteps<kVectors, kQueries>][kQueries][kVectors];
         clear(sum);
         add_products<kVectors, kQueries, kSteps<kVectors, kQueries>, 2, kTile, kFetch>(
             page + static_cast<std::ptrdiff_t>(d / 2 * kSlotVectors + v0) * 64, ahead, kSlotVectors * 64,
             std::min(dim - d, kWordGroup) / 2, tile.q[d / 2][first], sum);
         for (int i = 0; i < kQueries; ++i)
-          for (int v = 0; v < kVectors; ++v) {
-            const Floats of_group = total(sum, i, v);
-            sums[i][v] = d == 0 ? of_group : sums[i][v] + of_group;
-          }
-      }
+          for (int v = 0; v < kVectors; ++v) take(sums[i][v], total(sum, i, v));
+      };
+      add_group(0, [](Floats& to, Floats of_group) { to = of_group; });
+      for (int d = kWordGroup; d < dim; d += kWordGroup)
+        add_group(d, [](Floats& to, Floats of_group) { to = to + of_group; });
       for (int v = 0; v < kVectors; ++v) {
         if constexpr (kFetch) {
           const auto* place = reinterpret_cast<const std::byte*>(scale + (v0 + v) * 16);
