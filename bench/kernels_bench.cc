@@ -69,6 +69,8 @@ void bench_matmul(benchmark::State& state, const KernelTable& table, DType type,
   set_counters(state, static_cast<double>(rows) * inputs * outputs, static_cast<double>(bytes));
 }
 
+constexpr std::uint32_t kJoined = 0xeeee;  // four pages of 32 slots are a step
+
 // 512 entries of full pages, in partials as the engine makes them.
 void bench_attend(benchmark::State& state, const KernelTable& table, KvType type, int rows) {
   constexpr int kEntries = 512;
@@ -108,6 +110,7 @@ void bench_attend(benchmark::State& state, const KernelTable& table, KvType type
       partial.q = q.data();
       partial.q_row_stride = kGroup * kHeadDim;
       partial.entries = kPartialEntries;
+      partial.joined = kJoined;
       partial.pages = pages.data() + e;
       partial.masks = masks.data();
       partial.mask_row_stride = kPartialEntries;
@@ -166,6 +169,7 @@ void bench_decode(benchmark::State& state, const KernelTable& table, KvType type
         partial.q = q.data();
         partial.q_row_stride = kGroup * kHeadDim;
         partial.entries = kPartialEntries;
+        partial.joined = kJoined;
         partial.pages = pages;
         const std::size_t next = first + kPartialEntries * static_cast<std::size_t>(threads);
         for (std::size_t i = 0; i < NextPages::kMost && next + i < kLayers * kHeads * kEntries; ++i)

@@ -54,6 +54,15 @@ void walsh_hadamard(std::span<double> x) {
   std::ranges::copy(out, x.begin());
 }
 
+// A token's key or value in i16.
+std::vector<double> as_integers(std::span<const double> x) {
+  double most = 0;
+  for (const double value : x) most = std::max(most, std::abs(value));
+  std::vector<double> out(x.begin(), x.end());
+  for (double& value : out) value = most > 0 ? std::nearbyint(value * (4095 / most)) * (most / 4095) : 0;
+  return out;
+}
+
 // An element of a page: the group that it is encoded with, its place among all, what it is and where it goes.
 struct Element {
   int group = 0;
@@ -167,6 +176,11 @@ void NaivePageStore::set(const PageFormat& format, NaivePage& page, int slot, st
                          std::span<const double> value) {
   const auto s = static_cast<std::size_t>(slot);
   const PageFormat open = format.open();
+  if (open.key == KvType::kI16) {
+    page.keys[s] = as_integers(key);
+    page.values[s] = format.latent ? page.keys[s] : as_integers(value);
+    return;
+  }
   for (std::size_t d = 0; d < key.size(); ++d) {
     page.keys[s][d] = rounded(open.key, key[d]);
     page.values[s][d] = format.latent ? page.keys[s][d] : rounded(open.value, value[d]);
@@ -301,7 +315,7 @@ void NaivePageStore::read_values(PageId page, float* values) const {
 }
 
 void NaivePageStore::read(PageId id, std::span<std::byte> out) const {
-  KVASIR_CHECK(out.size() == format(id).bytes() && !format(id).encoded());
+  KVASIR_CHECK(out.size() == format(id).bytes() && has_floats(format(id).key));
   std::byte* to = out.data();
   const auto put = [&](KvType type, double value) {
     const auto narrow = static_cast<float>(value);
@@ -321,7 +335,7 @@ void NaivePageStore::read(PageId id, std::span<std::byte> out) const {
 }
 
 void NaivePageStore::write(PageId id, std::span<const std::byte> in) {
-  KVASIR_CHECK(in.size() == format(id).bytes() && !format(id).encoded());
+  KVASIR_CHECK(in.size() == format(id).bytes() && has_floats(format(id).key));
   const std::byte* from = in.data();
   const auto take = [&](KvType codec, std::vector<double>& values) {
     const DType type = codec == KvType::kF32 ? DType::kF32 : codec == KvType::kF16 ? DType::kF16 : DType::kBF16;

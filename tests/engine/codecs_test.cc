@@ -62,12 +62,12 @@ void expect_same_bits(const GenerateResult& a, const GenerateResult& b) {
 }
 
 const std::vector<std::string>& codecs_in_use() {
-  static const std::vector<std::string> codecs = {"f16", "q8", "q4", "k=q8,v=q4"};
+  static const std::vector<std::string> codecs = {"f16", "i16", "q8", "q4", "k=q8,v=q4"};
   return codecs;
 }
 
 TEST(RequestCodecs, EachAmongTheOthersHasTheBitsAndBytesOfItsOwnEngine) {
-  const auto engine = open_with("f16", {"q8", "q4", "k=q8,v=q4"});
+  const auto engine = open_with("f16", {"i16", "q8", "q4", "k=q8,v=q4"});
   std::map<RequestId, RequestOptions> asked;
   for (const std::string policy : {"full", "h2o:budget=64,recent=16", "streaming:sinks=4,window=60"})
     for (const std::string& codec : codecs_in_use()) {
@@ -90,7 +90,7 @@ TEST(RequestCodecs, EachAmongTheOthersHasTheBitsAndBytesOfItsOwnEngine) {
 
 // The plan of a codec is the same in an engine of that codec and in one that allows it, and is what the request takes.
 TEST(RequestCodecs, ThePlanIsThatOfTheCodec) {
-  const auto engine = open_with("f16", {"q8", "q4", "k=q8,v=q4"});
+  const auto engine = open_with("f16", {"i16", "q8", "q4", "k=q8,v=q4"});
   ASSERT_TRUE(engine->new_session({.policy = "full"}).ok());
   for (const std::string& codec : codecs_in_use()) {
     SCOPED_TRACE(codec);
@@ -104,7 +104,7 @@ TEST(RequestCodecs, ThePlanIsThatOfTheCodec) {
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     EXPECT_EQ(plan->codec, codec);
     EXPECT_LE(result.kv.bytes_peak, plan->bytes);
-    if (codec == "f16") {
+    if (codec == "f16" || codec == "i16") {
       EXPECT_TRUE(plan->exact);
       // The last token is not run.
       EXPECT_NEAR(static_cast<double>(result.kv.bytes_peak), static_cast<double>(plan->bytes), 20000);

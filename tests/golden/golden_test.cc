@@ -76,7 +76,7 @@ std::vector<GoldenCase> golden_cases() {
     for (const int chunk : {1, 2, 3, 5, 13, 32})
       cases.push_back({fmt::format("weights-{}/chunk-{}/full", dtype, chunk), spec, "full", "f16", 32, chunk});
   }
-  for (const char* type : {"q8", "q4", "q4o", "q3", "q2", "k=q8,v=q4", "k=f16,v=q3"}) {
+  for (const char* type : {"i16", "q8", "q4", "q4o", "q3", "q2", "k=q8,v=q4", "k=f16,v=q3"}) {
     RandomModelSpec spec = golden_spec();
     spec.head_dim = 32;
     for (const char* policy : {"full", "streaming:sinks=4,window=44,every=16,realign=rotate", "h2o:budget=24,recent=8"})
@@ -85,7 +85,7 @@ std::vector<GoldenCase> golden_cases() {
         cases.push_back({fmt::format("codec-{}-{}/{}", type, slots, policy), spec, policy,
                          codec_name(parse_stored_codec(type).codec), slots});
   }
-  for (const char* type : {"f16", "q4"}) {
+  for (const char* type : {"f16", "i16", "q4"}) {
     RandomModelSpec spec = golden_spec();
     spec.head_dim = 32;
     spec.context = 256;

@@ -7,6 +7,7 @@
 
 #include "backend/cpu/kernels/attend_runs.h"
 #include "backend/cpu/kernels/encode_page.h"
+#include "backend/cpu/kernels/integer_products.h"
 #include "backend/cpu/kernels/word_page.h"
 #include "base/aligned_buffer.h"
 #include "base/check.h"
@@ -421,6 +422,11 @@ void CpuAttention::run_partial(const AttentionTask& task, std::size_t number, in
   run.entries = entries;
   run.pages = pages;
   run.next_pages = next;
+  const std::span<const PageEntry> of_frame = batch.frames[part.frame].entries;
+  const std::uint64_t of_step = static_cast<std::uint64_t>(kStepSlots / store.slots());
+  for (std::uint32_t e = 1; e < part.end - part.begin; ++e)
+    if (of_frame[part.begin + e].ordinal / of_step == of_frame[part.begin + e - 1].ordinal / of_step)
+      run.joined |= 1U << e;
   run.formats = formats;
   run.masks = masks;
   run.mask_row_stride = static_cast<std::size_t>(entries);

@@ -31,6 +31,7 @@ inline AttentionPartial entries_of_partial(const AttentionPartial& partial, int 
       part.next_pages.of[i] = known_page_ahead(partial, first + count - 1, i + 1);
     part.pages += first;
   }
+  part.joined = partial.joined >> first & ~1U;
   part.formats += first;
   part.masks += first;
   if (part.biases != nullptr) part.biases += first;

@@ -257,15 +257,18 @@ void attend_word_step(const WordStep& step, const Integers& integers, const floa
 }
 
 void attend_words(const AttentionPartial& run, const AttentionState& state) {
-  const int entries = kStepSlots / run.slots;
   for (int query = 0; query < run.rows * run.group; ++query) {
     const float* q = run.q + static_cast<std::size_t>(query / run.group) * run.q_row_stride +
                      static_cast<std::size_t>(query % run.group * run.head_dim);
     float most = 0;
     for (int d = 0; d < run.head_dim; ++d) most = greater(most, q[d]);
     const Integers integers(most, kMostOfQuery);
-    for (int e = 0; e < run.entries; e += entries)
-      attend_word_step({run, query, e, std::min(e + entries, run.entries)}, integers, q, state);
+    for (int e = 0; e < run.entries;) {
+      int end = e + 1;
+      while (end < run.entries && (run.joined >> end & 1) != 0) ++end;
+      attend_word_step({run, query, e, end}, integers, q, state);
+      e = end;
+    }
   }
 }
 

@@ -14,10 +14,10 @@
 // i16 (KvType::kI16) has codes of at most kMostWord, and one scale for a token's key and one for its value:
 //   keys    score = unit * scale * (sum over groups of kWordGroup dimensions of the sum of n * code), n of a query at
 //           most kMostOfQuery.
-//   values  a run of entries is taken in steps of kStepSlots slots, from the run's first entry on. Weights of a step are
-//           exp(score - the step's maximum), n is weight * scale as an integer, at most kMostOfWeight: that of the
-//           largest scale that the query sees. A step has one sum of n * code for each dimension, and joins the state
-//           like a state of its own.
+//   values  entries of at most kStepSlots slots are a step (AttentionPartial::joined). Weights of a step are exp(score -
+//           the step's maximum), n is weight * scale as an integer, at most kMostOfWeight: that of the largest scale that
+//           the query sees. A step has one sum of n * code for each dimension, and joins the state like a state of its
+//           own.
 // A value of which `most` is not finite is NaN; below kLeastInteger all n are zero.
 #pragma once
 

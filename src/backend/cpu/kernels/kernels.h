@@ -91,6 +91,9 @@ struct AttentionPartial {
   int entries = 0;               // at most kPartialEntries
   const std::byte* const* pages = nullptr;     // [entries]
   NextPages next_pages;
+  // Bit e: entry e is weighed together with entry e - 1, in one step (integer_products.h), if both are in i16. REQUIRES:
+  // the entries of a step have at most kStepSlots slots.
+  std::uint32_t joined = 0;
   const PageFormat* const* formats = nullptr;  // [entries]: of head_dim and slots, otherwise any
   // [rows][entries], live slots a row may see; row stride below. REQUIRES: no bit at or beyond `slots`.
   const SlotMask* masks = nullptr;

@@ -429,14 +429,15 @@ struct WordAttention {
 
   template <int kSlotVectors>
   static void attend_run(const AttentionPartial& partial, const AttentionState& state) {
-    constexpr int kEntries = kStepSlots / (kSlotVectors * 16);
     Tile tile;
     const int queries = partial.rows * partial.group;
     for (int first = 0; first < queries; first += kTile) {
       set_tile(partial, first, std::min(queries - first, kTile), tile);
       Step step;
-      for (; step.first < partial.entries; step.first += kEntries) {
-        step.count = std::min(partial.entries - step.first, kEntries);
+      for (; step.first < partial.entries; step.first += step.count) {
+        step.count = 1;
+        while (step.first + step.count < partial.entries && (partial.joined >> (step.first + step.count) & 1) != 0)
+          ++step.count;
         attend_step<kSlotVectors>(partial, state, first, step, tile);
       }
     }

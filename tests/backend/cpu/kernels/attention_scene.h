@@ -106,6 +106,7 @@ struct Scene {
   double rounding;              // of a product, what the table loses beyond a float's rounding
   float softcap = 0;            // AttentionPartial::softcap
   bool gathered = false;        // attend() gives the kernel rows in place of pages
+  std::uint32_t joined = 0;     // AttentionPartial::joined, of all entries
 
   Scene(const KernelTable& table, PageFormat page_shape, int row_count, int group_size, int entry_count, float q_range,
         Random& random)
@@ -119,6 +120,7 @@ struct Scene {
       pages.push_back(std::make_unique<Fenced<std::byte>>(shape.bytes(), std::size_t{64}));
       keys.emplace_back(static_cast<std::size_t>(shape.slots * shape.head_dim));
       values.emplace_back(keys.back().size());
+      if (e > 0 && e % (128 / shape.slots) != 0 && random.below(4) != 0) joined |= 1U << e;
       for (int s = 0; s < shape.slots; ++s)
         store(table, e, s, random.floats(static_cast<std::size_t>(shape.head_dim)),
               random.floats(static_cast<std::size_t>(shape.head_dim), 2.0F));
@@ -173,6 +175,7 @@ struct Scene {
     partial.q = queries.data();
     partial.q_row_stride = q_stride;
     partial.entries = end - begin;
+    partial.joined = joined >> begin & ~1U;
     partial.pages = page_list.data();
     partial.masks = live.data();
     partial.mask_row_stride = mask_stride;
@@ -266,18 +269,14 @@ struct Scene {
   // Returns how far rounding the weights of each step to integers may take a sum of values of at most 1: half a step for
   // each token, of the largest weight.
   double weight_steps(int query, int begin, int end, const std::vector<double>& weights) const {
-    double error = 0;
-    const int of_step = 128 / shape.slots;
+    double error = 0, largest = 0;
+    int count = 0;
     std::size_t next = 0;
-    for (int first = begin; first < end; first += of_step) {
-      double largest = 0;
-      int count = 0;
-      for (int e = first; e < std::min(first + of_step, end); ++e)
-        for (int left = std::popcount(masks[static_cast<std::size_t>(query / group * entries + e)]); left > 0; --left) {
-          largest = std::max(largest, weights[next++]);
-          ++count;
-        }
-      error += largest * count / (2 * 4095) * 1.01;
+    for (int e = begin; e < end; ++e) {
+      if ((joined >> e & 1) == 0) largest = count = 0;
+      const SlotMask live = masks[static_cast<std::size_t>(query / group * entries + e)];
+      for (int left = std::popcount(live); left > 0; --left, ++count) largest = std::max(largest, weights[next++]);
+      if (e + 1 == end || (joined >> (e + 1) & 1) == 0) error += largest * count / (2 * 4095) * 1.01;
     }
     return error;
   }
