@@ -249,7 +249,9 @@ struct WordAttention {
     const __m128 keep = Simd::exp_four(_mm_sub_ps(before, after));
     const __m128 take = Simd::exp_four(_mm_sub_ps(maximum, after));
     _mm_storeu_ps(tile.keep + from, keep);
-    _mm_storeu_ps(tile.weight_unit + from, _mm_mul_ps(take, unit));
+    // A weight that is NaN shows in the sum, but not as an integer.
+    const __m128 nan_or_unit = _mm_fmadd_ps(sum, _mm_setzero_ps(), unit);
+    _mm_storeu_ps(tile.weight_unit + from, _mm_mul_ps(take, nan_or_unit));
     _mm_store_ps(maxima, after);
     _mm_store_ps(sums, _mm_fmadd_ps(take, sum, _mm_mul_ps(_mm_load_ps(sums), keep)));
     for (int i = 0; i < queries; ++i) {
