@@ -7,6 +7,8 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #include "backend/cpu/kernels/grid_blocks.h"
 #include "backend/cpu/kernels/kernels.h"
@@ -46,32 +48,51 @@ struct NoPrefetches {
   [[gnu::always_inline]] void before() const {}
 };
 
-// Adds one row's products with a part. kShift turns -128 * sum into the -offset * sum that cancels the offset of u.
-template <class Isa, class B, class Fetch>
-[[gnu::always_inline]] inline Floats add_part(const Words* w, const Floats* scale, const Floats* minus_minimum,
-                                              const Q8Rows& x, Floats total, const Fetch& fetch) {
-  // AVX2 takes eight bits signed, and sums of two products of others with 127 fit 16 bits.
-  static_assert(B::kMost <= 129 || (B::kTerms == Terms::kOffset && B::kOffset == 128));
-  if constexpr (B::kTerms == Terms::kOffset) {
-    constexpr int kShift = __builtin_ctz(128 / B::kOffset);
-    const Ints dot = Isa::template dot<0, 8, B::kMost>(broadcast(*x.sum >> kShift), w, x.quants, fetch);
-    return Isa::fma(__builtin_convertvector(dot, Floats), scale[0] * broadcast(*x.scale), total);
-  } else if constexpr (B::kTerms == Terms::kMinimum) {
-    const Ints dot = Isa::template dot<0, 8, B::kMost>(Ints{}, w, x.quants, fetch);
-    total = Isa::fma(__builtin_convertvector(dot, Floats), scale[0] * broadcast(*x.scale), total);
-    return Isa::fma(minus_minimum[0], broadcast(*x.scaled_sum), total);
+// What the sums of a part's products begin with: -offset * sum of the inputs, which cancels the offset of u. half: of
+// kHalfOffset.
+template <class B>
+[[gnu::always_inline]] inline Ints start_of(const Q8Rows& x, int half) {
+  constexpr int kShift = B::kOffset > 0 ? __builtin_ctz(128 / B::kOffset) : 0;
+  if constexpr (B::kTerms == Terms::kOffset) return broadcast(*x.sum >> kShift);
+  if constexpr (B::kTerms == Terms::kHalfOffset) return broadcast(x.half_sum[half] >> kShift);
+  return Ints{};
+}
+
+template <class B>
+inline constexpr bool kHalves = B::kTerms == Terms::kHalfOffset || B::kTerms == Terms::kHalfMinimum;
+
+// Adds a part to a row's total. dot: the sums of its products, or of those of each half.
+template <class Isa, class B>
+[[gnu::always_inline]] inline Floats add_sums(const Ints* dot, const Floats* scale, const Floats* minus_minimum,
+                                              const Q8Rows& x, Floats total) {
+  if constexpr (!kHalves<B>) {
+    total = Isa::fma(__builtin_convertvector(dot[0], Floats), scale[0] * broadcast(*x.scale), total);
+    if constexpr (B::kTerms == Terms::kMinimum)
+      total = Isa::fma(minus_minimum[0], broadcast(*x.scaled_sum), total);
+    return total;
   } else {
-    Ints start[2]{};
-    if constexpr (B::kTerms == Terms::kHalfOffset)
-      for (int half = 0; half < 2; ++half) start[half] = broadcast(x.half_sum[half] >> __builtin_ctz(128 / B::kOffset));
-    const Ints dot[2] = {Isa::template dot<0, 4, B::kMost>(start[0], w, x.quants, fetch),
-                         Isa::template dot<4, 4, B::kMost>(start[1], w, x.quants, fetch)};
     Floats sum = __builtin_convertvector(dot[0], Floats) * scale[0];
     sum = Isa::fma(__builtin_convertvector(dot[1], Floats), scale[1], sum);
     if constexpr (B::kTerms == Terms::kHalfMinimum)
       for (int half = 0; half < 2; ++half)
         sum = Isa::fma(minus_minimum[half], broadcast(static_cast<float>(x.half_sum[half]) * (-1.0F / 128)), sum);
     return Isa::fma(sum, broadcast(*x.scale), total);
+  }
+}
+
+// Adds one row's products with a part.
+template <class Isa, class B, class Fetch>
+[[gnu::always_inline]] inline Floats add_part(const Words* w, const Floats* scale, const Floats* minus_minimum,
+                                              const Q8Rows& x, Floats total, const Fetch& fetch) {
+  // AVX2 takes eight bits signed, and sums of two products of others with 127 fit 16 bits.
+  static_assert(B::kMost <= 129 || (B::kTerms == Terms::kOffset && B::kOffset == 128));
+  if constexpr (kHalves<B>) {
+    const Ints dot[2] = {Isa::template dot<0, 4, B::kMost>(start_of<B>(x, 0), w, x.quants, fetch),
+                         Isa::template dot<4, 4, B::kMost>(start_of<B>(x, 1), w, x.quants, fetch)};
+    return add_sums<Isa, B>(dot, scale, minus_minimum, x, total);
+  } else {
+    const Ints dot = Isa::template dot<0, 8, B::kMost>(start_of<B>(x, 0), w, x.quants, fetch);
+    return add_sums<Isa, B>(&dot, scale, minus_minimum, x, total);
   }
 }
 
@@ -82,6 +103,7 @@ class PanelBlocks {
   static constexpr std::size_t kBlockBytes = B::kLayout.panel_block_bytes();
   static constexpr int kPartBytes = static_cast<int>(kBlockBytes) / B::kParts;
 
+  PanelBlocks() = default;
   [[gnu::always_inline]] PanelBlocks(const PackedMatrix& weights, int panel)
       : count_(weights.inputs / B::kLayout.inputs),
         start_(weights.data + static_cast<std::size_t>(panel) * static_cast<std::size_t>(count_) * kBlockBytes),
@@ -109,21 +131,21 @@ class PanelBlocks {
   }
 
  private:
-  int count_;
+  int count_ = 0;
   int number_ = -1;
-  const std::byte* start_;
-  const std::byte* words_;
-  const std::byte* tail_;
+  const std::byte* start_ = nullptr;
+  const std::byte* words_ = nullptr;
+  const std::byte* tail_ = nullptr;
 };
 
 constexpr int kVectors = kPanel / kLanes;
 
 template <class B>
 struct PartScales {
+  PartScales() = default;
   [[gnu::always_inline]] PartScales(const B& block, int part) {
-    constexpr bool kHalves = B::kTerms == Terms::kHalfOffset || B::kTerms == Terms::kHalfMinimum;
     constexpr bool kMinima = B::kTerms == Terms::kMinimum || B::kTerms == Terms::kHalfMinimum;
-    for (int half = 0; half <= (kHalves ? 1 : 0); ++half) {
+    for (int half = 0; half <= (kHalves<B> ? 1 : 0); ++half) {
       scale[half] = block.scale(part, half);
       if constexpr (kMinima) minus_minimum[half] = block.minus_minimum(part, half);
     }
@@ -140,41 +162,132 @@ inline void write_outputs(const PackedMatrix& weights, int panel, int vector, co
     std::memcpy(out + first, &total, static_cast<std::size_t>(left < kLanes ? left : kLanes) * sizeof(float));
 }
 
-// `rows` rows of one group against one panel, in one pass over its weights. Each part is opened once and multiplied
-// with all rows. A loop over rows, with their sums in the nearest cache, is as fast as an unrolled tile for each number
-// of rows, at a fraction of the code.
-template <class Isa, DType kType>
-void quantized_tile(const PackedMatrix& weights, int panel, Q8Rows x, int rows, float* out, std::size_t out_stride) {
-  using B = Block<Isa, kType>;
-  Floats total[kVectors][kRowGroup];
-  for (auto& of_vector : total)
-    for (Floats& t : of_vector) t = Floats{};
-  for (PanelBlocks<B> blocks(weights, panel); blocks.next(); x = x.at(static_cast<std::size_t>(B::kParts * kRowGroup)))
-    for (int v = 0; v < kVectors; ++v) {
-      const B block = blocks.block(v);
+// A part of each of kPanels panels, opened.
+template <class Isa, class B, int kPanels>
+struct OpenParts {
+  [[gnu::always_inline]] OpenParts(const PanelBlocks<B>* blocks, int vector, int part) {
+#pragma GCC unroll 2
+    for (int p = 0; p < kPanels; ++p) {
+      const B block = blocks[p].block(vector);
+      block.weights(part, w[p]);
+      scales[p] = PartScales<B>(block, part);
+    }
+  }
+
+  Words w[kPanels][8];
+  PartScales<B> scales[kPanels];
+};
+
+// What each of kPanels panels fetches.
+template <class Fetch, int kPanels>
+struct PanelFetches {
+  template <int kStep>
+  [[gnu::always_inline]] void before() const {
+    for (const Fetch& fetch : of) fetch.template before<kStep>();
+  }
+
+  Fetch of[kPanels];
+};
+
+// Adds the products of kRows rows with parts of kPanels panels to their totals, [kPanels][first ..]. Their sums go on
+// side by side, so that a product need not wait for the one before, and inputs are loaded once for all panels.
+template <class Isa, class B, int kRows, int kPanels, class Fetch>
+[[gnu::always_inline]] inline void add_rows(const OpenParts<Isa, B, kPanels>& parts, const Q8Rows& x,
+                                            Floats (*total)[kRowGroup], std::size_t first, const Fetch& fetch) {
+  constexpr int kSums = kHalves<B> ? 2 : 1;
+  Ints dot[kPanels][kRows][kSums];
 #pragma GCC unroll 8
-      for (int part = 0; part < B::kParts; ++part) {
-        Words w[8];
-        block.weights(part, w);
-        const PartScales<B> scales(block, part);
-        const Q8Rows of_part = x.at(static_cast<std::size_t>(part * kRowGroup));
-        const auto add = [&](const Q8Rows& row, Floats& sum, const auto& fetch) {
-          sum = add_part<Isa, B>(w, scales.scale, scales.minus_minimum, row, sum, fetch);
-        };
-        std::size_t r = 0;
-        if constexpr (Isa::kFetches) {
-          if (v == 0)
-            add(of_part, total[v][r], blocks.fetch(part));
-          else
-            add(of_part, total[v][r], NoPrefetches{});
-          r = 1;
-        }
-        for (; r < static_cast<std::size_t>(rows); ++r) add(of_part.at(r), total[v][r], NoPrefetches{});
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+    for (int half = 0; half < kSums; ++half) {
+      const Ints start = start_of<B>(x.at(static_cast<std::size_t>(r)), half);
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p) dot[p][r][half] = start;
+    }
+  const auto step = [&](auto number) __attribute__((always_inline)) {
+    constexpr int kStep = decltype(number)::value;
+    fetch.template before<kStep>();
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const Ints inputs = Isa::four_inputs_of(x.quants + r * kQ8Block + kStep * 4);
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p) {
+        Ints& sum = dot[p][r][kSums == 2 ? kStep / 4 : 0];
+        sum = Isa::add_product(sum, parts.w[p][kStep], inputs);
       }
     }
-  for (int v = 0; v < kVectors; ++v)
+  };
+  [&]<int... g>(std::integer_sequence<int, g...>) __attribute__((always_inline)) {
+    (step(std::integral_constant<int, g>{}), ...);
+  }
+  (std::make_integer_sequence<int, 8>{});
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+    for (int p = 0; p < kPanels; ++p)
+      total[p][first + static_cast<std::size_t>(r)] =
+          add_sums<Isa, B>(dot[p][r], parts.scales[p].scale, parts.scales[p].minus_minimum,
+                           x.at(static_cast<std::size_t>(r)), total[p][first + static_cast<std::size_t>(r)]);
+}
+
+// `rows` rows of one group against kPanels panels, in one pass over their weights. Each part is opened once and
+// multiplied with all rows, Isa::kRowsAtOnce at a time, the last of them one by one. Their sums are in the nearest
+// cache.
+template <class Isa, DType kType, int kPanels>
+void quantized_tile(const PackedMatrix& weights, int panel, Q8Rows x, int rows, float* out, std::size_t out_stride) {
+  using B = Block<Isa, kType>;
+  static_assert(kPanels == 1 || kVectors == 1);
+  constexpr int kTotals = kPanels * kVectors;
+  constexpr int kMany = kPanels == 1 ? 1 : Isa::kRowsAtOnce;
+  Floats total[kTotals][kRowGroup];
+  for (auto& of_vector : total)
+    for (Floats& t : of_vector) t = Floats{};
+  PanelBlocks<B> blocks[kPanels];
+  for (int p = 0; p < kPanels; ++p) blocks[p] = PanelBlocks<B>(weights, panel + p);
+  const auto next = [&]() __attribute__((always_inline)) {
+    bool more = false;
+    for (PanelBlocks<B>& of_panel : blocks) more = of_panel.next();
+    return more;
+  };
+  for (; next(); x = x.at(static_cast<std::size_t>(B::kParts * kRowGroup)))
+    for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 8
+      for (int part = 0; part < B::kParts; ++part) {
+        const OpenParts<Isa, B, kPanels> parts(blocks, v, part);
+        const Q8Rows of_part = x.at(static_cast<std::size_t>(part * kRowGroup));
+        const auto add = [&](const Q8Rows& row, int p, std::size_t r, const auto& fetch) {
+          Floats& sum = total[p + v][r];
+          sum = add_part<Isa, B>(parts.w[p], parts.scales[p].scale, parts.scales[p].minus_minimum, row, sum, fetch);
+        };
+        std::size_t r = 0;
+        if constexpr (kMany > 1) {
+          const auto add_many = [&](const auto& fetch) {
+            add_rows<Isa, B, kMany, kPanels>(parts, of_part.at(r), total + v, r, fetch);
+            r += kMany;
+          };
+          if (rows >= kMany) {
+            PanelFetches<decltype(blocks[0].fetch(part)), kPanels> fetches;
+            for (int p = 0; p < kPanels; ++p) fetches.of[p] = blocks[p].fetch(part);
+            add_many(fetches);
+          }
+          while (r + kMany <= static_cast<std::size_t>(rows)) add_many(NoPrefetches{});
+        }
+        if constexpr (Isa::kFetches)
+          if (r == 0) {
+            if (v == 0)
+              for (int p = 0; p < kPanels; ++p) add(of_part, p, r, blocks[p].fetch(part));
+            else
+              add(of_part, 0, r, NoPrefetches{});
+            r = 1;
+          }
+        for (; r < static_cast<std::size_t>(rows); ++r)
+          for (int p = 0; p < kPanels; ++p) add(of_part.at(r), p, r, NoPrefetches{});
+      }
+    }
+  for (int t = 0; t < kTotals; ++t)
     for (int r = 0; r < rows; ++r)
-      write_outputs(weights, panel, v, total[v][r], out + static_cast<std::size_t>(r) * out_stride);
+      write_outputs(weights, panel + t / kVectors, t % kVectors, total[t][r],
+                    out + static_cast<std::size_t>(r) * out_stride);
 }
 
 // The same for one row, whose weights are multiplied as they are opened and whose sums stay in registers.
@@ -208,17 +321,30 @@ void quantized_row(const PackedMatrix& weights, int panel, Q8Rows x, float* out)
 template <class Isa, DType kType>
 void quantized_panels(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
                       std::size_t out_stride) {
+  using B = Block<Isa, kType>;
   const auto blocks = static_cast<std::size_t>(weights.inputs / kQ8Block);
   if constexpr (Isa::kFetches)
     if (x.rows == 1) {
       for (int panel = panel_begin; panel < panel_end; ++panel) quantized_row<Isa, kType>(weights, panel, x.q8, out);
       return;
     }
-  for (int panel = panel_begin; panel < panel_end; ++panel)
-    for (int row = 0; row < x.rows; row += kRowGroup)
-      quantized_tile<Isa, kType>(weights, panel, x.q8.at(static_cast<std::size_t>(row) * blocks),
-                                 x.rows - row < kRowGroup ? x.rows - row : kRowGroup,
-                                 out + static_cast<std::size_t>(row) * out_stride, out_stride);
+  // A group of rows stays in the first cache while it is multiplied with panels that stay in the second.
+  constexpr std::size_t kTogetherBytes = 128 * 1024;
+  const int together = 1 + static_cast<int>(kTogetherBytes / weights.panel_bytes());
+  for (int first = panel_begin; first < panel_end; first += together) {
+    const int end = panel_end - first < together ? panel_end : first + together;
+    for (int row = 0; row < x.rows; row += kRowGroup) {
+      const Q8Rows group = x.q8.at(static_cast<std::size_t>(row) * blocks);
+      const int rows = x.rows - row < kRowGroup ? x.rows - row : kRowGroup;
+      float* const to = out + static_cast<std::size_t>(row) * out_stride;
+      int panel = first;
+      // Larger blocks, whose parts are opened in a row, and halves, whose sums are twice as many, are as fast one by one.
+      if constexpr (Isa::kRowsAtOnce > 1 && B::kParts == 1 && !kHalves<B>)
+        if (rows >= Isa::kRowsAtOnce)
+          for (; panel + 2 <= end; panel += 2) quantized_tile<Isa, kType, 2>(weights, panel, group, rows, to, out_stride);
+      for (; panel < end; ++panel) quantized_tile<Isa, kType, 1>(weights, panel, group, rows, to, out_stride);
+    }
+  }
 }
 
 // Calls f.operator()<type>(). REQUIRES: a quantised type.

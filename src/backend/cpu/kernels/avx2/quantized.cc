@@ -17,6 +17,7 @@ template <int kFirst, int kSteps, class Fetch>
 
 struct Avx2 {
   static constexpr bool kFetches = true;
+  static constexpr int kRowsAtOnce = 1;
 
   [[gnu::always_inline]] static Words shorts(const std::byte* p) {
     return reinterpret_cast<Words>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));

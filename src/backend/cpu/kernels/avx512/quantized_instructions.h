@@ -53,6 +53,16 @@ struct Avx512 {
     return _mm512_set1_epi32(four);
   }
 
+  static constexpr int kRowsAtOnce = 4;
+  [[gnu::always_inline]] static Ints four_inputs_of(const std::int8_t* a) {
+    return reinterpret_cast<Ints>(four_inputs(a));
+  }
+  // As an instruction of its own: around GCC 12's intrinsic sums are copied from register to register.
+  [[gnu::always_inline]] static Ints add_product(Ints sum, Words w, Ints inputs) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(inputs));
+    return sum;
+  }
+
   // Two chains, so that one product need not wait for the one before.
   template <int kFirst, int kWords, int /*kMost*/, class Fetch>
   [[gnu::always_inline]] static Ints dot(Ints start, const Words* w, const std::int8_t* a, const Fetch& fetch) {
