@@ -253,8 +253,8 @@ void register_all() {
         }
       }
     }
-    for (const KvType type : {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kI16, KvType::kQ8, KvType::kQ4, KvType::kQ4O,
-                              KvType::kQ3, KvType::kQ2}) {
+    for (const KvType type : {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kI16, KvType::kQ8, KvType::kQ4,
+                              KvType::kQ4O, KvType::kQ3, KvType::kQ2}) {
       for (const int rows : {1, 64}) {
         const std::string count = "rows:" + std::to_string(rows);
         const std::string title = joined({"attend", name, kv_type_name(type), count});

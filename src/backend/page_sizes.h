@@ -12,7 +12,8 @@ inline constexpr int kCodecGroup = 32;  // elements of a group, but for the last
 
 inline constexpr std::size_t kWordScaleBytes = 4;  // a float: the scale of a token's key, or value, in i16
 
-// Bytes of a side that is not encoded: `rows` of `count` elements. Those of i16 lie in pairs of rows, an odd one with zeros.
+// Bytes of a side that is not encoded: `rows` of `count` elements. Those of i16 lie in pairs of rows, an odd one with
+// zeros.
 [[gnu::always_inline]] constexpr std::size_t plain_side_bytes(KvType type, int rows, int count, int slots) {
   if (type != KvType::kI16) return static_cast<std::size_t>(rows * count) * kv_type_bytes(type);
   return static_cast<std::size_t>((rows + 1) / 2 * 2 * count) * 2 + static_cast<std::size_t>(slots) * kWordScaleBytes;

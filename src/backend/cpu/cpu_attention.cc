@@ -385,8 +385,7 @@ bool CpuAttention::fill_masks(const AttentionTask& task, const TablePartial& par
   return any != 0;
 }
 
-void CpuAttention::run_partial(const AttentionTask& task, std::size_t number, int index,
-                               const NextPages& next) {
+void CpuAttention::run_partial(const AttentionTask& task, std::size_t number, int index, const NextPages& next) {
   const PassTable& table = *task.table->table;
   const BatchTable& batch = *table.batch;
   const CpuPageStore& store = tables_.store();

@@ -162,7 +162,8 @@ void CpuPageStore::move(ColumnLanes lanes, std::span<const SlotMove> moves) {
       const SlotMove& move = moves[m];
       const PageFormat& open = format(move.to[lane]);
       const std::byte* from = room;
-      if (decoded != move.from || has_types_of(format(move.from[lane]), open)) from = opened(move.from[lane], open, room);
+      if (decoded != move.from || has_types_of(format(move.from[lane]), open))
+        from = opened(move.from[lane], open, room);
       if (from == room) decoded = move.from;
       move_slots(open, from, move.slots, data(move.to[lane]), move.to_slot,
                  turn_of(m, move, lanes.rotation(lane, open)));
@@ -191,7 +192,8 @@ void CpuPageStore::repack(ColumnLanes lanes, std::span<const SlotMove> moves) {
       if (first) std::memset(filled, 0, open.bytes());
       // Copied, since the page may be written before the last of its slots has moved.
       if (std::exchange(decoded, move.from) != move.from) {
-        if (const std::byte* at = opened(move.from[lane], open, source); at != source) std::memcpy(source, at, open.bytes());
+        if (const std::byte* at = opened(move.from[lane], open, source); at != source)
+          std::memcpy(source, at, open.bytes());
       }
       move_slots(open, source, move.slots, filled, move.to_slot, turn_of(m, move, lanes.rotation(lane, open)));
       if (!last) continue;

@@ -7,8 +7,8 @@ namespace kvasir {
 namespace {
 
 struct Generic {
-  static constexpr bool kFetches = false;
-  static constexpr int kRowsAtOnce = 1;  // products take longer than memory does
+  static constexpr bool kFetches = false;  // products take longer than memory does
+  static constexpr int kRowsAtOnce = 1;
 
   [[gnu::always_inline]] static Words shorts(const std::byte* p) {
     std::uint16_t bits[kPanel];

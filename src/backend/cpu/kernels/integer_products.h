@@ -14,10 +14,11 @@
 // i16 (KvType::kI16) has codes of at most kMostWord, and one scale for a token's key and one for its value:
 //   keys    score = unit * scale * (sum over groups of kWordGroup dimensions of the sum of n * code), n of a query at
 //           most kMostOfQuery.
-//   values  entries of at most kStepSlots slots are a step (AttentionPartial::joined). Weights of a step are exp(score -
-//           the step's maximum), n is weight * scale as an integer, at most kMostOfWeight: that of the largest scale that
-//           the query sees. A step has one sum of n * code for each dimension, and joins the state like a state of its
-//           own.
+//   values  entries of at most kStepSlots slots are a step (AttentionPartial::joined). Weights of a step are exp(score
+//   -
+//           the step's maximum), n is weight * scale as an integer, at most kMostOfWeight: that of the largest scale
+//           that the query sees. A step has one sum of n * code for each dimension, and joins the state like a state of
+//           its own.
 // A value of which `most` is not finite is NaN; below kLeastInteger all n are zero.
 #pragma once
 
@@ -25,8 +26,8 @@ namespace kvasir {
 
 inline constexpr float kMostInteger = 32767.0F;
 
-// No sum of products overflows 32 bits: kWordGroup * kMostOfQuery * kMostWord and kStepSlots * kMostOfWeight * kMostWord
-// are below 2^31.
+// No sum of products overflows 32 bits: kWordGroup * kMostOfQuery * kMostWord and kStepSlots * kMostOfWeight *
+// kMostWord are below 2^31.
 inline constexpr int kWordGroup = 64;
 inline constexpr int kStepSlots = 128;
 inline constexpr float kMostWord = 4095.0F;

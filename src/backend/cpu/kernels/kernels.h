@@ -89,10 +89,10 @@ struct AttentionPartial {
   const float* q = nullptr;      // [rows][group][head_dim], rotated to the frame and scaled; row stride below
   std::size_t q_row_stride = 0;  // in floats
   int entries = 0;               // at most kPartialEntries
-  const std::byte* const* pages = nullptr;     // [entries]
+  const std::byte* const* pages = nullptr;  // [entries]
   NextPages next_pages;
-  // Bit e: entry e is weighed together with entry e - 1, in one step (integer_products.h), if both are in i16. REQUIRES:
-  // the entries of a step have at most kStepSlots slots.
+  // Bit e: entry e is weighed together with entry e - 1, in one step (integer_products.h), if both are in i16.
+  // REQUIRES: the entries of a step have at most kStepSlots slots.
   std::uint32_t joined = 0;
   const PageFormat* const* formats = nullptr;  // [entries]: of head_dim and slots, otherwise any
   // [rows][entries], live slots a row may see; row stride below. REQUIRES: no bit at or beyond `slots`.
@@ -218,8 +218,8 @@ struct KernelTable {
   void (*attend)(const AttentionPartial& partial, const AttentionState& state);
 
   // As attend, of gathered entries, `entries` [partial.entries]; the partial's pages are not read. The same bits as
-  // attend gives of pages with these rows at their slots. REQUIRES: formats of floats; no mask with a slot that its entry
-  // lacks.
+  // attend gives of pages with these rows at their slots. REQUIRES: formats of floats; no mask with a slot that its
+  // entry lacks.
   void (*attend_gathered)(const AttentionPartial& partial, const GatheredEntry* entries, const AttentionState& state);
 
   // into = into merged with from; both of `queries` queries of head_dim.

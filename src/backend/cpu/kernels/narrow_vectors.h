@@ -29,14 +29,14 @@ inline constexpr float kPower4 = 0.009582852944731712F;
 }
 
 // Sets the units of integer_products.h and their inverses for four sets of numbers. `most`: the bits of the greatest
-// magnitude of each set. As integers, those of infinity and NaN are greater than all others. `greatest`: the integer that
-// it becomes.
+// magnitude of each set. As integers, those of infinity and NaN are greater than all others. `greatest`: the integer
+// that it becomes.
 [[gnu::always_inline]] inline void units_of(__m128i most, float* unit, float* inverse, float greatest) {
   const __m128 highest = _mm_castsi128_ps(most);
   const __m128 infinite = _mm_castsi128_ps(_mm_cmpgt_epi32(most, _mm_set1_epi32(0x7f7fffff)));
   const __m128 small = _mm_cmplt_ps(highest, _mm_set1_ps(kLeastInteger));
-  _mm_storeu_ps(unit,
-                _mm_blendv_ps(_mm_mul_ps(highest, _mm_set1_ps(1.0F / greatest)), _mm_set1_ps(__builtin_nanf("")), infinite));
+  _mm_storeu_ps(unit, _mm_blendv_ps(_mm_mul_ps(highest, _mm_set1_ps(1.0F / greatest)), _mm_set1_ps(__builtin_nanf("")),
+                                    infinite));
   _mm_storeu_ps(inverse, _mm_andnot_ps(_mm_or_ps(infinite, small), _mm_div_ps(_mm_set1_ps(greatest), highest)));
 }
 

@@ -7,8 +7,6 @@
 #pragma once
 
 #include <cstring>
-#include <type_traits>
-#include <utility>
 
 #include "backend/cpu/kernels/grid_blocks.h"
 #include "backend/cpu/kernels/kernels.h"
@@ -67,8 +65,7 @@ template <class Isa, class B>
                                               const Q8Rows& x, Floats total) {
   if constexpr (!kHalves<B>) {
     total = Isa::fma(__builtin_convertvector(dot[0], Floats), scale[0] * broadcast(*x.scale), total);
-    if constexpr (B::kTerms == Terms::kMinimum)
-      total = Isa::fma(minus_minimum[0], broadcast(*x.scaled_sum), total);
+    if constexpr (B::kTerms == Terms::kMinimum) total = Isa::fma(minus_minimum[0], broadcast(*x.scaled_sum), total);
     return total;
   } else {
     Floats sum = __builtin_convertvector(dot[0], Floats) * scale[0];
@@ -103,7 +100,6 @@ class PanelBlocks {
   static constexpr std::size_t kBlockBytes = B::kLayout.panel_block_bytes();
   static constexpr int kPartBytes = static_cast<int>(kBlockBytes) / B::kParts;
 
-  PanelBlocks() = default;
   [[gnu::always_inline]] PanelBlocks(const PackedMatrix& weights, int panel)
       : count_(weights.inputs / B::kLayout.inputs),
         start_(weights.data + static_cast<std::size_t>(panel) * static_cast<std::size_t>(count_) * kBlockBytes),
@@ -126,16 +122,20 @@ class PanelBlocks {
   }
   // The outputs of one vector.
   [[gnu::always_inline]] B block(int vector) const { return B(words_, tail_, vector * kLanes); }
+  // Fetches as much as a block takes.
+  [[gnu::always_inline]] void fetch_ahead() const {
+    for (std::size_t line = 0; line < kBlockBytes; line += 64) prefetch(start_ + kPrefetchBytes + line);
+  }
   [[gnu::always_inline]] auto fetch(int part) const {
     return Prefetches<(kPartBytes + 63) / 64>{start_ + part * kPartBytes + kPrefetchBytes};
   }
 
  private:
-  int count_ = 0;
+  int count_;
   int number_ = -1;
-  const std::byte* start_ = nullptr;
-  const std::byte* words_ = nullptr;
-  const std::byte* tail_ = nullptr;
+  const std::byte* start_;
+  const std::byte* words_;
+  const std::byte* tail_;
 };
 
 constexpr int kVectors = kPanel / kLanes;
@@ -162,132 +162,117 @@ inline void write_outputs(const PackedMatrix& weights, int panel, int vector, co
     std::memcpy(out + first, &total, static_cast<std::size_t>(left < kLanes ? left : kLanes) * sizeof(float));
 }
 
-// A part of each of kPanels panels, opened.
-template <class Isa, class B, int kPanels>
-struct OpenParts {
-  [[gnu::always_inline]] OpenParts(const PanelBlocks<B>* blocks, int vector, int part) {
-#pragma GCC unroll 2
-    for (int p = 0; p < kPanels; ++p) {
-      const B block = blocks[p].block(vector);
-      block.weights(part, w[p]);
-      scales[p] = PartScales<B>(block, part);
-    }
-  }
-
-  Words w[kPanels][8];
-  PartScales<B> scales[kPanels];
-};
-
-// What each of kPanels panels fetches.
-template <class Fetch, int kPanels>
-struct PanelFetches {
-  template <int kStep>
-  [[gnu::always_inline]] void before() const {
-    for (const Fetch& fetch : of) fetch.template before<kStep>();
-  }
-
-  Fetch of[kPanels];
-};
-
-// Adds the products of kRows rows with parts of kPanels panels to their totals, [kPanels][first ..]. Their sums go on
-// side by side, so that a product need not wait for the one before, and inputs are loaded once for all panels.
-template <class Isa, class B, int kRows, int kPanels, class Fetch>
-[[gnu::always_inline]] inline void add_rows(const OpenParts<Isa, B, kPanels>& parts, const Q8Rows& x,
-                                            Floats (*total)[kRowGroup], std::size_t first, const Fetch& fetch) {
-  constexpr int kSums = kHalves<B> ? 2 : 1;
-  Ints dot[kPanels][kRows][kSums];
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 2
-    for (int half = 0; half < kSums; ++half) {
-      const Ints start = start_of<B>(x.at(static_cast<std::size_t>(r)), half);
-#pragma GCC unroll 2
-      for (int p = 0; p < kPanels; ++p) dot[p][r][half] = start;
-    }
-  const auto step = [&](auto number) __attribute__((always_inline)) {
-    constexpr int kStep = decltype(number)::value;
-    fetch.template before<kStep>();
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const Ints inputs = Isa::four_inputs_of(x.quants + r * kQ8Block + kStep * 4);
-#pragma GCC unroll 2
-      for (int p = 0; p < kPanels; ++p) {
-        Ints& sum = dot[p][r][kSums == 2 ? kStep / 4 : 0];
-        sum = Isa::add_product(sum, parts.w[p][kStep], inputs);
-      }
-    }
-  };
-  [&]<int... g>(std::integer_sequence<int, g...>) __attribute__((always_inline)) {
-    (step(std::integral_constant<int, g>{}), ...);
-  }
-  (std::make_integer_sequence<int, 8>{});
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 2
-    for (int p = 0; p < kPanels; ++p)
-      total[p][first + static_cast<std::size_t>(r)] =
-          add_sums<Isa, B>(dot[p][r], parts.scales[p].scale, parts.scales[p].minus_minimum,
-                           x.at(static_cast<std::size_t>(r)), total[p][first + static_cast<std::size_t>(r)]);
-}
-
-// `rows` rows of one group against kPanels panels, in one pass over their weights. Each part is opened once and
-// multiplied with all rows, Isa::kRowsAtOnce at a time, the last of them one by one. Their sums are in the nearest
-// cache.
-template <class Isa, DType kType, int kPanels>
+// `rows` rows of one group against one panel, in one pass over its weights. Each part is opened once and multiplied
+// with all rows. A loop over rows, with their sums in the nearest cache, is as fast as an unrolled tile for each number
+// of rows, at a fraction of the code.
+template <class Isa, DType kType>
 void quantized_tile(const PackedMatrix& weights, int panel, Q8Rows x, int rows, float* out, std::size_t out_stride) {
   using B = Block<Isa, kType>;
-  static_assert(kPanels == 1 || kVectors == 1);
-  constexpr int kTotals = kPanels * kVectors;
-  constexpr int kMany = kPanels == 1 ? 1 : Isa::kRowsAtOnce;
-  Floats total[kTotals][kRowGroup];
+  Floats total[kVectors][kRowGroup];
   for (auto& of_vector : total)
     for (Floats& t : of_vector) t = Floats{};
-  PanelBlocks<B> blocks[kPanels];
-  for (int p = 0; p < kPanels; ++p) blocks[p] = PanelBlocks<B>(weights, panel + p);
-  const auto next = [&]() __attribute__((always_inline)) {
-    bool more = false;
-    for (PanelBlocks<B>& of_panel : blocks) more = of_panel.next();
-    return more;
-  };
-  for (; next(); x = x.at(static_cast<std::size_t>(B::kParts * kRowGroup)))
+  for (PanelBlocks<B> blocks(weights, panel); blocks.next(); x = x.at(static_cast<std::size_t>(B::kParts * kRowGroup)))
     for (int v = 0; v < kVectors; ++v) {
+      const B block = blocks.block(v);
 #pragma GCC unroll 8
       for (int part = 0; part < B::kParts; ++part) {
-        const OpenParts<Isa, B, kPanels> parts(blocks, v, part);
+        Words w[8];
+        block.weights(part, w);
+        const PartScales<B> scales(block, part);
         const Q8Rows of_part = x.at(static_cast<std::size_t>(part * kRowGroup));
-        const auto add = [&](const Q8Rows& row, int p, std::size_t r, const auto& fetch) {
-          Floats& sum = total[p + v][r];
-          sum = add_part<Isa, B>(parts.w[p], parts.scales[p].scale, parts.scales[p].minus_minimum, row, sum, fetch);
+        const auto add = [&](const Q8Rows& row, Floats& sum, const auto& fetch) {
+          sum = add_part<Isa, B>(w, scales.scale, scales.minus_minimum, row, sum, fetch);
         };
         std::size_t r = 0;
-        if constexpr (kMany > 1) {
-          const auto add_many = [&](const auto& fetch) {
-            add_rows<Isa, B, kMany, kPanels>(parts, of_part.at(r), total + v, r, fetch);
-            r += kMany;
-          };
-          if (rows >= kMany) {
-            PanelFetches<decltype(blocks[0].fetch(part)), kPanels> fetches;
-            for (int p = 0; p < kPanels; ++p) fetches.of[p] = blocks[p].fetch(part);
-            add_many(fetches);
-          }
-          while (r + kMany <= static_cast<std::size_t>(rows)) add_many(NoPrefetches{});
+        if constexpr (Isa::kFetches) {
+          if (v == 0)
+            add(of_part, total[v][r], blocks.fetch(part));
+          else
+            add(of_part, total[v][r], NoPrefetches{});
+          r = 1;
         }
-        if constexpr (Isa::kFetches)
-          if (r == 0) {
-            if (v == 0)
-              for (int p = 0; p < kPanels; ++p) add(of_part, p, r, blocks[p].fetch(part));
-            else
-              add(of_part, 0, r, NoPrefetches{});
-            r = 1;
-          }
-        for (; r < static_cast<std::size_t>(rows); ++r)
-          for (int p = 0; p < kPanels; ++p) add(of_part.at(r), p, r, NoPrefetches{});
+        for (; r < static_cast<std::size_t>(rows); ++r) add(of_part.at(r), total[v][r], NoPrefetches{});
       }
     }
-  for (int t = 0; t < kTotals; ++t)
+  for (int v = 0; v < kVectors; ++v)
     for (int r = 0; r < rows; ++r)
-      write_outputs(weights, panel + t / kVectors, t % kVectors, total[t][r],
-                    out + static_cast<std::size_t>(r) * out_stride);
+      write_outputs(weights, panel, v, total[v][r], out + static_cast<std::size_t>(r) * out_stride);
+}
+
+// A part of a panel, opened.
+template <class Isa, class B>
+struct OpenPart {
+  [[gnu::always_inline]] void open(const B& block, int part) {
+    block.weights(part, w);
+    scales = PartScales<B>(block, part);
+  }
+
+  Words w[8];
+  PartScales<B> scales;
+};
+
+// Adds the products of kRows rows with a part of two panels to their totals, [2][first ..]. Their sums go on side by
+// side, so that a product need not wait for the one before, and inputs are loaded once for both panels.
+template <class Isa, class B, int kRows>
+[[gnu::always_inline]] inline void add_rows(const OpenPart<Isa, B>* parts, const Q8Rows& x, Floats (*total)[kRowGroup],
+                                            std::size_t first) {
+  constexpr int kSums = kHalves<B> ? 2 : 1;
+  Ints dot[2][kRows][kSums];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+    for (int half = 0; half < kSums; ++half)
+      dot[0][r][half] = dot[1][r][half] = start_of<B>(x.at(static_cast<std::size_t>(r)), half);
+#pragma GCC unroll 8
+  for (int g = 0; g < 8; ++g)
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const Ints inputs = Isa::four_inputs_of(x.quants + r * kQ8Block + g * 4);
+#pragma GCC unroll 2
+      for (int p = 0; p < 2; ++p) {
+        Ints& sum = dot[p][r][kSums == 2 ? g / 4 : 0];
+        sum = Isa::add_product(sum, parts[p].w[g], inputs);
+      }
+    }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+    for (int p = 0; p < 2; ++p) {
+      Floats& sum = total[p][first + static_cast<std::size_t>(r)];
+      sum = add_sums<Isa, B>(dot[p][r], parts[p].scales.scale, parts[p].scales.minus_minimum,
+                             x.at(static_cast<std::size_t>(r)), sum);
+    }
+}
+
+// As quantized_tile, of two panels. Blocks are opened whole, into the nearest cache where they have several parts, and
+// multiplied with Isa::kRowsAtOnce rows at a time.
+template <class Isa, DType kType>
+void quantized_pair(const PackedMatrix& weights, int panel, Q8Rows x, int rows, float* out, std::size_t out_stride) {
+  using B = Block<Isa, kType>;
+  static_assert(kVectors == 1);
+  Floats total[2][kRowGroup];
+  for (auto& of_panel : total)
+    for (Floats& t : of_panel) t = Floats{};
+  PanelBlocks<B> blocks[2] = {{weights, panel}, {weights, panel + 1}};
+  OpenPart<Isa, B> parts[B::kParts][2];
+  while (blocks[0].next() && blocks[1].next()) {
+    for (int p = 0; p < 2; ++p) {
+      blocks[p].fetch_ahead();
+      const B block = blocks[p].block(0);
+#pragma GCC unroll 8
+      for (int part = 0; part < B::kParts; ++part) parts[part][p].open(block, part);
+    }
+#pragma GCC unroll 1
+    for (int part = 0; part < B::kParts; ++part, x = x.at(kRowGroup)) {
+      std::size_t r = 0;
+      for (; r + Isa::kRowsAtOnce <= static_cast<std::size_t>(rows); r += Isa::kRowsAtOnce)
+        add_rows<Isa, B, Isa::kRowsAtOnce>(parts[part], x.at(r), total, r);
+      for (; r < static_cast<std::size_t>(rows); ++r) add_rows<Isa, B, 1>(parts[part], x.at(r), total, r);
+    }
+  }
+  for (int p = 0; p < 2; ++p)
+    for (int r = 0; r < rows; ++r)
+      write_outputs(weights, panel + p, 0, total[p][r], out + static_cast<std::size_t>(r) * out_stride);
 }
 
 // The same for one row, whose weights are multiplied as they are opened and whose sums stay in registers.
@@ -321,7 +306,6 @@ void quantized_row(const PackedMatrix& weights, int panel, Q8Rows x, float* out)
 template <class Isa, DType kType>
 void quantized_panels(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
                       std::size_t out_stride) {
-  using B = Block<Isa, kType>;
   const auto blocks = static_cast<std::size_t>(weights.inputs / kQ8Block);
   if constexpr (Isa::kFetches)
     if (x.rows == 1) {
@@ -338,11 +322,10 @@ void quantized_panels(const PackedMatrix& weights, const Activations& x, int pan
       const int rows = x.rows - row < kRowGroup ? x.rows - row : kRowGroup;
       float* const to = out + static_cast<std::size_t>(row) * out_stride;
       int panel = first;
-      // Larger blocks, whose parts are opened in a row, and halves, whose sums are twice as many, are as fast one by one.
-      if constexpr (Isa::kRowsAtOnce > 1 && B::kParts == 1 && !kHalves<B>)
+      if constexpr (Isa::kRowsAtOnce > 1)
         if (rows >= Isa::kRowsAtOnce)
-          for (; panel + 2 <= end; panel += 2) quantized_tile<Isa, kType, 2>(weights, panel, group, rows, to, out_stride);
-      for (; panel < end; ++panel) quantized_tile<Isa, kType, 1>(weights, panel, group, rows, to, out_stride);
+          for (; panel + 2 <= end; panel += 2) quantized_pair<Isa, kType>(weights, panel, group, rows, to, out_stride);
+      for (; panel < end; ++panel) quantized_tile<Isa, kType>(weights, panel, group, rows, to, out_stride);
     }
   }
 }

@@ -56,8 +56,8 @@ struct WordAttention {
 
   // sum[t][i][v] += n[i][row] * code[row][v], summed over pairs of rows, every kSteps-th pair into one of the kSteps
   // sums. Vectors of codes begin at `codes`, and those of the next pair `stride` bytes behind; the integers of query i
-  // at n + i * kQueryStride, and those of the next pair 2 * kPairStride behind. kFetch: also fetches as many codes, from
-  // `ahead` bytes beyond these on. REQUIRES: pairs a multiple of 4.
+  // at n + i * kQueryStride, and those of the next pair 2 * kPairStride behind. kFetch: also fetches as many codes,
+  // from `ahead` bytes beyond these on. REQUIRES: pairs a multiple of 4.
   template <int kVectors, int kQueries, int kSteps, int kQueryStride, int kPairStride, bool kFetch>
   [[gnu::always_inline]] static void add_products(const std::byte* codes, std::ptrdiff_t ahead, std::ptrdiff_t stride,
                                                   int pairs, const std::int16_t* n,
@@ -82,9 +82,9 @@ struct WordAttention {
 
   // Sums in turn: enough to hide the latency of a product.
   template <int kVectors, int kQueries>
-  static constexpr int kSteps = Simd::kSums >= 4 * kQueries * kVectors   ? 4
-                                : Simd::kSums >= 2 * kQueries * kVectors ? 2
-                                                                         : 1;
+  static constexpr int kSteps = Simd::kSums >= 4 * kQueries* kVectors   ? 4
+                                : Simd::kSums >= 2 * kQueries* kVectors ? 2
+                                                                        : 1;
   template <int kVectors, int kQueries, int kCount>
   [[gnu::always_inline]] static void clear(Ints (&sum)[kCount][kQueries][kVectors]) {
     for (auto& of_step : sum)
@@ -186,10 +186,10 @@ struct WordAttention {
     });
   }
 
-  // Takes the scores of a step into the maxima and sums of kWeighed queries from number `from` of the tile on, or of the
-  // fewer that are left, and sets their weights as integers. kCount: vectors of scores, or 0 where step.seen_count says.
-  // REQUIRES: the first entries of the step are seen, and all their slots; weights are not observed; scores are not
-  // capped.
+  // Takes the scores of a step into the maxima and sums of kWeighed queries from number `from` of the tile on, or of
+  // the fewer that are left, and sets their weights as integers. kCount: vectors of scores, or 0 where step.seen_count
+  // says. REQUIRES: the first entries of the step are seen, and all their slots; weights are not observed; scores are
+  // not capped.
   template <int kSlotVectors, int kCount>
   static void weigh_all(const AttentionState& state, int first, const Step& step, int from, Tile& tile) {
     const int count = kCount > 0 ? kCount : step.seen_count * kSlotVectors;
@@ -262,8 +262,8 @@ struct WordAttention {
 
   // As weigh_all, of one query, whatever it sees.
   template <int kSlotVectors>
-  static void weigh_some(const AttentionPartial& partial, const AttentionState& state, int first, const Step& step, int i,
-                         Tile& tile) {
+  static void weigh_some(const AttentionPartial& partial, const AttentionState& state, int first, const Step& step,
+                         int i, Tile& tile) {
     std::uint16_t live[kStepVectors];
     float* const score = tile.score[i];
     float unit = tile.unit[i];
@@ -282,8 +282,7 @@ struct WordAttention {
       any = static_cast<std::uint16_t>(any | bits);
       const auto mask = Simd::mask(bits);
       highest = Simd::where(mask, Simd::max(Simd::load(score + at * 16), highest), highest);
-      most[0] = Simd::most_bits(most[0],
-                                Simd::magnitude(Simd::where(mask, Simd::load(step.value_scales[s] + v * 16))));
+      most[0] = Simd::most_bits(most[0], Simd::magnitude(Simd::where(mask, Simd::load(step.value_scales[s] + v * 16))));
     });
     tile.sees[i] = any != 0;
     std::int16_t* n = tile.weight[i];
@@ -301,8 +300,8 @@ struct WordAttention {
     float* const observed = tile.observed[i];
     each_vector<kSlotVectors>(step, [&](int at, int s, int v) {
       const auto mask = Simd::mask(live[at]);
-      const Floats p = Simd::where(
-          mask, Simd::power_of_two((Simd::load(score + at * 16) - maximum) * Simd::all(unit * kLog2e)));
+      const Floats p =
+          Simd::where(mask, Simd::power_of_two((Simd::load(score + at * 16) - maximum) * Simd::all(unit * kLog2e)));
       totals[0] += p;
       if (observed != nullptr) Simd::store(observed + (step.first * kSlotVectors + at) * 16, p);
       const Floats factor = Simd::load(step.value_scales[s] + v * 16) * Simd::all(inverse[0]);

@@ -142,7 +142,8 @@ struct Scene {
     table.store_kv(shape, pages[static_cast<std::size_t>(entry)]->data(), slot, key.data(), value.data());
     const std::vector<float> as_key = stored(shape.key, key), as_value = stored(shape.value, value);
     std::copy(as_key.begin(), as_key.end(), keys[static_cast<std::size_t>(entry)].begin() + slot * shape.head_dim);
-    std::copy(as_value.begin(), as_value.end(), values[static_cast<std::size_t>(entry)].begin() + slot * shape.head_dim);
+    std::copy(as_value.begin(), as_value.end(),
+              values[static_cast<std::size_t>(entry)].begin() + slot * shape.head_dim);
   }
   SlotMask& mask(int row, int entry) { return masks[static_cast<std::size_t>(row * entries + entry)]; }
 
@@ -266,8 +267,8 @@ struct Scene {
     return ((static_cast<double>(dim) + 8) * kEpsilon + rounding) * size + 8 * kEpsilon * double{softcap} + steps;
   }
 
-  // Returns how far rounding the weights of each step to integers may take a sum of values of at most 1: half a step for
-  // each token, of the largest weight.
+  // Returns how far rounding the weights of each step to integers may take a sum of values of at most 1: half a step
+  // for each token, of the largest weight.
   double weight_steps(int query, int begin, int end, const std::vector<double>& weights) const {
     double error = 0, largest = 0;
     int count = 0;

@@ -80,7 +80,8 @@ struct FloatVectors {
   static Floats exp(Floats x) { return exp16(x); }
   static float exp(float x) { return _mm512_cvtss_f32(exp16(_mm512_set1_ps(x))); }
   // 2^x for x <= 0, to about 3e-6: x = n + r, |r| <= 1/2, and a polynomial of r that is 1 at 0. Below -125 as for that.
-  // Adding 1.5 * 2^23 leaves n in the low bits, which are added to the exponent. The NaN that arithmetic makes stays NaN.
+  // Adding 1.5 * 2^23 leaves n in the low bits, which are added to the exponent. The NaN that arithmetic makes stays
+  // NaN.
   static Floats power_of_two(Floats x) {
     x = _mm512_max_ps(_mm512_set1_ps(-125.0F), x);
     const __m512 whole = _mm512_add_ps(x, _mm512_set1_ps(12582912.0F));
