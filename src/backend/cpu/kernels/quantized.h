@@ -249,7 +249,7 @@ template <class Isa, class B, int kRows>
 template <class Isa, DType kType>
 void quantized_pair(const PackedMatrix& weights, int panel, Q8Rows x, int rows, float* out, std::size_t out_stride) {
   using B = Block<Isa, kType>;
-  static_assert(kVectors == 1);
+  static_assert(Isa::kRowsAtOnce > 1 && kVectors == 1);
   Floats total[2][kRowGroup];
   for (auto& of_panel : total)
     for (Floats& t : of_panel) t = Floats{};
