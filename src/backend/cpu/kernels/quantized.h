@@ -158,8 +158,11 @@ struct PartScales {
 inline void write_outputs(const PackedMatrix& weights, int panel, int vector, const Floats& total, float* out) {
   const int first = panel * kPanel + vector * kLanes;
   const int left = weights.outputs - first;
-  if (left > 0)
-    std::memcpy(out + first, &total, static_cast<std::size_t>(left < kLanes ? left : kLanes) * sizeof(float));
+  if (left >= kLanes) {
+    std::memcpy(out + first, &total, sizeof total);
+  } else if (left > 0) {
+    std::memcpy(out + first, &total, static_cast<std::size_t>(left) * sizeof(float));
+  }
 }
 
 // `rows` rows of one group against one panel, in one pass over its weights. Each part is opened once and multiplied
@@ -245,9 +248,10 @@ template <class Isa, class B, int kRows>
 }
 
 // As quantized_tile, of two panels. Blocks are opened whole, into the nearest cache where they have several parts, and
-// multiplied with Isa::kRowsAtOnce rows at a time.
+// multiplied with Isa::kRowsAtOnce rows at a time. fetches: the weights are not in a cache yet.
 template <class Isa, DType kType>
-void quantized_pair(const PackedMatrix& weights, int panel, Q8Rows x, int rows, float* out, std::size_t out_stride) {
+void quantized_pair(const PackedMatrix& weights, int panel, Q8Rows x, int rows, bool fetches, float* out,
+                    std::size_t out_stride) {
   using B = Block<Isa, kType>;
   static_assert(Isa::kRowsAtOnce > 1 && kVectors == 1);
   Floats total[2][kRowGroup];
@@ -257,7 +261,7 @@ void quantized_pair(const PackedMatrix& weights, int panel, Q8Rows x, int rows, 
   OpenPart<Isa, B> parts[B::kParts][2];
   while (blocks[0].next() && blocks[1].next()) {
     for (int p = 0; p < 2; ++p) {
-      blocks[p].fetch_ahead();
+      if (fetches) blocks[p].fetch_ahead();
       const B block = blocks[p].block(0);
 #pragma GCC unroll 8
       for (int part = 0; part < B::kParts; ++part) parts[part][p].open(block, part);
@@ -324,7 +328,8 @@ void quantized_panels(const PackedMatrix& weights, const Activations& x, int pan
       int panel = first;
       if constexpr (Isa::kRowsAtOnce > 1)
         if (rows >= Isa::kRowsAtOnce)
-          for (; panel + 2 <= end; panel += 2) quantized_pair<Isa, kType>(weights, panel, group, rows, to, out_stride);
+          for (; panel + 2 <= end; panel += 2)
+            quantized_pair<Isa, kType>(weights, panel, group, rows, row == 0, to, out_stride);
       for (; panel < end; ++panel) quantized_tile<Isa, kType>(weights, panel, group, rows, to, out_stride);
     }
   }

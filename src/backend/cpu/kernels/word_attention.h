@@ -17,17 +17,18 @@ struct WordAttention {
   using Ints = typename Simd::Ints;
   using Parts = AttentionParts<Simd>;
 
-  static constexpr int kTile = 32;                      // queries that read a step's pages one after the other
-  static constexpr int kStepVectors = kStepSlots / 16;  // of the scores of a query
-  static constexpr int kWeighed = 4;                    // queries weighed together
+  static constexpr int kTile = 32;                        // queries that read a step's pages one after the other
+  static constexpr int kStepVectors = kStepSlots / 16;    // of the scores of a query
+  static constexpr int kWeighed = 4;                      // queries weighed together
+  static constexpr int kQueryStride = kMaxValueDim + 32;  // a line more than a power of two, so that all fit the cache
   static constexpr float kLog2e = 1.44269504F;
 
   // A tile of queries, and what is known of them in a step.
   struct Tile {
     int count = 0;
-    alignas(64) std::int16_t q[kMaxValueDim / 2][kTile][2];  // [pair of dimensions][query][2]
-    alignas(16) float unit[kTile];                           // of q
-    const SlotMask* masks[kTile];                            // [entries] of the partial
+    alignas(64) std::int16_t q[kTile][kQueryStride];  // [count][head_dim]
+    alignas(16) float unit[kTile];                    // of q
+    const SlotMask* masks[kTile];                     // [entries] of the partial
     float* observed[kTile];  // [entries][slots] of the partial; nullptr: weights are not wanted
     // Of the integers of a query and a key times the key's scale: times `unit` they are scores.
     alignas(64) float score[kTile][kStepSlots];
@@ -56,9 +57,9 @@ struct WordAttention {
 
   // sum[t][i][v] += n[i][row] * code[row][v], summed over pairs of rows, every kSteps-th pair into one of the kSteps
   // sums. Vectors of codes begin at `codes`, and those of the next pair `stride` bytes behind; the integers of query i
-  // at n + i * kQueryStride, and those of the next pair 2 * kPairStride behind. kFetch: also fetches as many codes,
+  // at n + i * kStride, and those of the next pair behind them. kFetch: also fetches as many codes,
   // from `ahead` bytes beyond these on. REQUIRES: pairs a multiple of 4.
-  template <int kVectors, int kQueries, int kSteps, int kQueryStride, int kPairStride, bool kFetch>
+  template <int kVectors, int kQueries, int kSteps, int kStride, bool kFetch>
   [[gnu::always_inline]] static void add_products(const std::byte* codes, std::ptrdiff_t ahead, std::ptrdiff_t stride,
                                                   int pairs, const std::int16_t* n,
                                                   Ints (&sum)[kSteps][kQueries][kVectors]) {
@@ -73,10 +74,10 @@ struct WordAttention {
         codes += stride;
         for (int i = 0; i < kQueries; ++i) {
           std::int32_t two;
-          __builtin_memcpy(&two, n + i * kQueryStride, sizeof two);
+          __builtin_memcpy(&two, n + i * kStride, sizeof two);
           for (int v = 0; v < kVectors; ++v) sum[kStep][i][v] = Simd::dot(sum[kStep][i][v], two, code[v]);
         }
-        n += 2 * kPairStride;
+        n += 2;
       });
   }
 
@@ -115,12 +116,7 @@ struct WordAttention {
       alignas(16) float unit[4], inverse[4];
       Simd::units_four(most, unit, inverse, kMostOfQuery);
       tile.unit[i] = unit[0];
-      for (int d = 0; d < dim; d += 16) {
-        alignas(32) std::int16_t n[16];
-        Simd::store_integers(n, Simd::load(q + d) * Simd::all(inverse[0]));
-        for (int pair = 0; pair < 8; ++pair)
-          __builtin_memcpy(tile.q[d / 2 + pair][i], n + 2 * pair, 2 * sizeof(std::int16_t));
-      }
+      for (int d = 0; d < dim; d += 16) Simd::store_integers(tile.q[i] + d, Simd::load(q + d) * Simd::all(inverse[0]));
       tile.masks[i] = partial.masks + static_cast<std::size_t>(row) * partial.mask_row_stride;
       tile.observed[i] = partial.weights != nullptr
                              ? partial.weights + static_cast<std::size_t>(first + i) * partial.weight_stride
@@ -142,9 +138,9 @@ struct WordAttention {
       const auto add_group = [&](int d, const auto& take) __attribute__((always_inline)) {
         Ints sum[kSteps<kVectors, kQueries>][kQueries][kVectors];
         clear(sum);
-        add_products<kVectors, kQueries, kSteps<kVectors, kQueries>, 2, kTile, kFetch>(
+        add_products<kVectors, kQueries, kSteps<kVectors, kQueries>, kQueryStride, kFetch>(
             page + static_cast<std::ptrdiff_t>(d / 2 * kSlotVectors + v0) * 64, ahead, kSlotVectors * 64,
-            std::min(dim - d, kWordGroup) / 2, tile.q[d / 2][first], sum);
+            std::min(dim - d, kWordGroup) / 2, tile.q[first] + d, sum);
         for (int i = 0; i < kQueries; ++i)
           for (int v = 0; v < kVectors; ++v) take(sums[i][v], total(sum, i, v));
       };
@@ -324,7 +320,7 @@ struct WordAttention {
     Ints sum[kSteps<kVectors, kQueries>][kQueries][kVectors];
     clear(sum);
     for (int s = 0; s < step.seen_count; ++s)
-      add_products<kVectors, kQueries, kSteps<kVectors, kQueries>, kStepSlots, 1, kFetch>(
+      add_products<kVectors, kQueries, kSteps<kVectors, kQueries>, kStepSlots, kFetch>(
           step.values[s] + d * 4, step.ahead[s], static_cast<std::ptrdiff_t>(dim) * 4, kSlotVectors * 8,
           tile.weight[first] + step.seen[s] * kSlotVectors * 16, sum);
     for (int i = 0; i < kQueries; ++i) {
