@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "backend/cpu/kernels/encode_page.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/pages/encode_page.h"
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
 

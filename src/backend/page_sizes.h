@@ -1,4 +1,4 @@
-// Sizes of what a page consists of, by type. The order of the parts is that of backend/cpu/kernels/page_layout.h.
+// Sizes of what a page consists of, by type. The order of the parts is that of backend/cpu/kernels/pages/page_layout.h.
 // Inline everywhere: kernels of all instruction sets use it.
 #pragma once
 

@@ -12,7 +12,7 @@
 
 #include "backend/cpu/cpu_page_store.h"
 #include "backend/cpu/kernels/kernels.h"
-#include "backend/cpu/kernels/page_layout.h"
+#include "backend/cpu/kernels/pages/page_layout.h"
 #include "kv/kv_cache.h"
 #include "kv/table.h"
 

@@ -12,8 +12,8 @@
 #include <set>
 
 #include "backend/cpu/cpu_page_store.h"
-#include "backend/cpu/kernels/encode_page.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/pages/encode_page.h"
 #include "kv/kv_cache.h"
 #include "kv/table.h"
 #include "tensor/dtype.h"

@@ -6,9 +6,9 @@
 #include <limits>
 
 #include "backend/cpu/kernels/attend_runs.h"
-#include "backend/cpu/kernels/encode_page.h"
 #include "backend/cpu/kernels/integer_products.h"
-#include "backend/cpu/kernels/word_page.h"
+#include "backend/cpu/kernels/pages/encode_page.h"
+#include "backend/cpu/kernels/pages/word_page.h"
 #include "base/aligned_buffer.h"
 #include "base/check.h"
 

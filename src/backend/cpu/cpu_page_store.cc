@@ -10,9 +10,9 @@
 #include <limits>
 #include <utility>
 
-#include "backend/cpu/kernels/decode_page.h"
-#include "backend/cpu/kernels/encode_page.h"
-#include "backend/cpu/kernels/word_page.h"
+#include "backend/cpu/kernels/pages/decode_page.h"
+#include "backend/cpu/kernels/pages/encode_page.h"
+#include "backend/cpu/kernels/pages/word_page.h"
 #include "base/check.h"
 #include "base/status.h"
 

@@ -1,4 +1,4 @@
-// Pages in memory, in the layout of the kernel tables (kernels/page_layout.h).
+// Pages in memory, in the layout of the kernel tables (kernels/pages/page_layout.h).
 // Thread-safety: as PageStore; data() may be used from many threads while no page is cleared, copied or moved.
 #pragma once
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "backend/cpu/cpu_attention.h"
-#include "backend/cpu/kernels/encode_page.h"
+#include "backend/cpu/kernels/pages/encode_page.h"
 #include "base/check.h"
 
 namespace kvasir {

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "backend/cpu/cpu_attention.h"
-#include "backend/cpu/kernels/encode_page.h"
+#include "backend/cpu/kernels/pages/encode_page.h"
 
 namespace kvasir {
 

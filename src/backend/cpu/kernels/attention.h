@@ -4,7 +4,7 @@
 
 #include "backend/cpu/kernels/attention_parts.h"
 #include "backend/cpu/kernels/generic.h"
-#include "backend/cpu/kernels/latent_page.h"
+#include "backend/cpu/kernels/pages/latent_page.h"
 
 namespace kvasir {
 namespace {

@@ -5,7 +5,7 @@
 #include <immintrin.h>
 
 #include "backend/cpu/kernels/attend_runs.h"
-#include "backend/cpu/kernels/page_layout.h"
+#include "backend/cpu/kernels/pages/page_layout.h"
 #include "backend/cpu/kernels/prefetch.h"
 #include "backend/cpu/kernels/unrolled.h"
 

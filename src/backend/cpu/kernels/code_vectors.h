@@ -6,7 +6,7 @@
 // Written once; compiled for each instruction set by the file that includes it.
 #pragma once
 
-#include "backend/cpu/kernels/page_layout.h"
+#include "backend/cpu/kernels/pages/page_layout.h"
 
 namespace kvasir {
 namespace {

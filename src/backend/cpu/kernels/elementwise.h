@@ -2,7 +2,7 @@
 // (avx512/simd.h); compiled for each instruction set by the file that includes it.
 #pragma once
 
-#include "backend/cpu/kernels/page_layout.h"
+#include "backend/cpu/kernels/pages/page_layout.h"
 #include "backend/cpu/kernels/simd_table.h"
 
 namespace kvasir {

@@ -7,9 +7,9 @@
 #include <cstring>
 #include <limits>
 
-#include "backend/cpu/kernels/decode_page.h"
-#include "backend/cpu/kernels/encode_page.h"
-#include "backend/cpu/kernels/word_page.h"
+#include "backend/cpu/kernels/pages/decode_page.h"
+#include "backend/cpu/kernels/pages/encode_page.h"
+#include "backend/cpu/kernels/pages/word_page.h"
 
 namespace kvasir {
 namespace {

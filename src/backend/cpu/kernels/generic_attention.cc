@@ -6,9 +6,9 @@
 #include <limits>
 
 #include "backend/cpu/kernels/attend_runs.h"
-#include "backend/cpu/kernels/decode_page.h"
 #include "backend/cpu/kernels/generic.h"
 #include "backend/cpu/kernels/integer_products.h"
+#include "backend/cpu/kernels/pages/decode_page.h"
 #include "base/aligned_buffer.h"
 
 namespace kvasir::generic {

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "backend/cpu/kernels/code_vectors.h"
-#include "backend/cpu/kernels/decode_page.h"
 #include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/pages/decode_page.h"
 #include "backend/cpu/kernels/unrolled.h"
 
 namespace kvasir {

@@ -1,7 +1,7 @@
 #include <bit>
 
 #include "backend/cpu/kernels/attention_scene.h"
-#include "backend/cpu/kernels/encode_page.h"
+#include "backend/cpu/kernels/pages/encode_page.h"
 
 namespace kvasir::test {
 namespace {

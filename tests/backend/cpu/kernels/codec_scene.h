@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "backend/cpu/kernels/attention_scene.h"
-#include "backend/cpu/kernels/encode_page.h"
+#include "backend/cpu/kernels/pages/encode_page.h"
 #include "tensor/dtype.h"
 
 namespace kvasir::test {

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "backend/cpu/kernels/codec_scene.h"
-#include "backend/cpu/kernels/page_layout.h"
+#include "backend/cpu/kernels/pages/page_layout.h"
 #include "tensor/dtype.h"
 
 namespace kvasir::test {

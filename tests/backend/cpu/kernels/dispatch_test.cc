@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "backend/cpu/kernels/kernel_test.h"
-#include "backend/cpu/kernels/page_layout.h"
+#include "backend/cpu/kernels/pages/page_layout.h"
 
 namespace kvasir::test {
 namespace {

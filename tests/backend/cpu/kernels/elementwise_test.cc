@@ -8,7 +8,7 @@
 
 #include "backend/cpu/kernels/fenced.h"
 #include "backend/cpu/kernels/kernel_test.h"
-#include "backend/cpu/kernels/page_layout.h"
+#include "backend/cpu/kernels/pages/page_layout.h"
 
 namespace kvasir::test {
 namespace {

@@ -1,12 +1,12 @@
 // Pages of i16: what is written, against the numbers that were given.
-#include "backend/cpu/kernels/word_page.h"
+#include "backend/cpu/kernels/pages/word_page.h"
 
 #include <bit>
 #include <cmath>
 #include <cstring>
 
 #include "backend/cpu/kernels/attention_scene.h"
-#include "backend/cpu/kernels/decode_page.h"
+#include "backend/cpu/kernels/pages/decode_page.h"
 
 namespace kvasir::test {
 namespace {

@@ -6,7 +6,7 @@
 #include <immintrin.h>
 
 #include "backend/cpu/kernels/narrow_vectors.h"
-#include "backend/cpu/kernels/page_layout.h"
+#include "backend/cpu/kernels/pages/page_layout.h"
 #include "backend/cpu/kernels/simd_table.h"
 
 namespace kvasir {

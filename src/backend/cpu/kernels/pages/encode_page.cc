@@ -1,5 +1,5 @@
 // Encodes pages, for all tables: a page is written once and read many times.
-#include "backend/cpu/kernels/encode_page.h"
+#include "backend/cpu/kernels/pages/encode_page.h"
 
 #include <algorithm>
 #include <bit>
@@ -8,7 +8,7 @@
 #include <functional>
 #include <limits>
 
-#include "backend/cpu/kernels/decode_page.h"
+#include "backend/cpu/kernels/pages/decode_page.h"
 #include "tensor/dtype.h"
 
 namespace kvasir {

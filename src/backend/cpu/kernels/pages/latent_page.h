@@ -4,8 +4,8 @@
 
 #include <immintrin.h>
 
-#include "backend/cpu/kernels/decode_page.h"
 #include "backend/cpu/kernels/generic.h"
+#include "backend/cpu/kernels/pages/decode_page.h"
 
 namespace kvasir {
 namespace {

@@ -8,7 +8,7 @@
 #include <immintrin.h>
 #endif
 
-#include "backend/cpu/kernels/page_layout.h"
+#include "backend/cpu/kernels/pages/page_layout.h"
 #include "tensor/dtype.h"
 
 namespace kvasir {

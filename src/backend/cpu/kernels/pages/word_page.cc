@@ -1,4 +1,4 @@
-#include "backend/cpu/kernels/word_page.h"
+#include "backend/cpu/kernels/pages/word_page.h"
 
 #include <algorithm>
 #include <bit>
@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "backend/cpu/kernels/integer_products.h"
-#include "backend/cpu/kernels/page_layout.h"
+#include "backend/cpu/kernels/pages/page_layout.h"
 
 namespace kvasir {
 namespace {
