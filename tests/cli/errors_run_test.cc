@@ -173,7 +173,7 @@ TEST_F(Errors, RunOptions) {
            "a session cannot drop thoughts, and its policy is 'full:thoughts=drop'; leave thoughts=drop out [--kv]"},
           {{"--kv-type", "q5"},
            2,
-           "unknown KV type 'q5'; the types are: f32, f16, bf16, q8, q4, q4o, q3, q2 [--kv-type]"},
+           "unknown KV type 'q5'; the types are: f32, f16, bf16, i16, q8, q4, q4o, q3, q2 [--kv-type]"},
           {{"--kv-type", "k=q8"},
            2,
            "KV type 'k=q8': it names no type for values; write for example q8, or k=q8,v=q4 for keys and values, "

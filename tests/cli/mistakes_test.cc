@@ -66,7 +66,7 @@ constexpr Mistake kMisspelt[] = {
      "sinks, every, pos, heads, protect"},
     {"run {M} -p x --kv streaming:realign=frame", "policy 'streaming': realign=frame must be one of: frames, rotate"},
     {"run {M} -p x --kv-type fp16",
-     "unknown KV type 'fp16'; the types are: f32, f16, bf16, q8, q4, q4o, q3, q2 [--kv-type]"},
+     "unknown KV type 'fp16'; the types are: f32, f16, bf16, i16, q8, q4, q4o, q3, q2 [--kv-type]"},
     {"run {M} -p x --stop \\q",
      "--stop: '\\q' is no escape; there are \\n, \\t, \\r, \\xHH, and \\\\ for a backslash (see 'kvasir run --help')"},
 };
