@@ -112,7 +112,7 @@ struct EngineOptions {
   // Folder for a file of the packed weights. It is written once; later engines map it and share its memory. Empty: each
   // engine packs its own.
   std::string weight_dir;
-  bool lock_weights = false;    // lock the weights in memory, so that they are never swapped out
+  bool lock_weights = false;  // lock the weights in memory, so that they are never swapped out
   // Codec of the pages: f32, f16, bf16, i16, q8, q4, q4o, q3, q2; "k=q8,v=q4"; "q4,recent=64".
   std::string kv_type = "f16";
   // Codecs that sessions and requests may use instead of kv_type, in the same form; at most 6 besides it.
