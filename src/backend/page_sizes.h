@@ -10,15 +10,6 @@ namespace kvasir {
 
 inline constexpr int kCodecGroup = 32;  // elements of a group, but for the last one of a row
 
-inline constexpr std::size_t kWordScaleBytes = 4;  // a float: the scale of a token's key, or value, in i16
-
-// Bytes of a side that is not encoded: `rows` of `count` elements. Those of i16 lie in pairs of rows, an odd one with
-// zeros.
-[[gnu::always_inline]] constexpr std::size_t plain_side_bytes(KvType type, int rows, int count, int slots) {
-  if (type != KvType::kI16) return static_cast<std::size_t>(rows * count) * kv_type_bytes(type);
-  return static_cast<std::size_t>((rows + 1) / 2 * 2 * count) * 2 + static_cast<std::size_t>(slots) * kWordScaleBytes;
-}
-
 // Bits of the codes of a type. REQUIRES: is_encoded(type).
 [[gnu::always_inline]] constexpr int code_bits(KvType type) {
   return type == KvType::kQ8 ? 8 : type == KvType::kQ3 ? 3 : type == KvType::kQ2 ? 2 : 4;
@@ -38,6 +29,19 @@ inline constexpr std::size_t kWordScaleBytes = 4;  // a float: the scale of a to
 // Codes of a side: its rows, rounded up to pairs, of `count` elements each.
 [[gnu::always_inline]] constexpr int side_codes(int rows, int count) {
   return (rows + 1) / 2 * 2 * count;
+}
+
+inline constexpr std::size_t kWordScaleBytes = 4;  // a float: the scale of a token's key, or value, in i16
+
+// Bytes in front of the scales of a side in i16.
+[[gnu::always_inline]] constexpr std::size_t word_scales_offset(int rows, int count) {
+  return static_cast<std::size_t>(side_codes(rows, count)) * 2;
+}
+
+// Bytes of a side that is not encoded: `rows` of `count` elements.
+[[gnu::always_inline]] constexpr std::size_t plain_side_bytes(KvType type, int rows, int count, int slots) {
+  if (type == KvType::kI16) return word_scales_offset(rows, count) + static_cast<std::size_t>(slots) * kWordScaleBytes;
+  return static_cast<std::size_t>(rows * count) * kv_type_bytes(type);
 }
 
 // Bytes of so many codes. REQUIRES: a multiple of 16, as sides have.

@@ -422,10 +422,9 @@ void CpuAttention::run_partial(const AttentionTask& task, std::size_t number, in
   run.pages = pages;
   run.next_pages = next;
   const std::span<const PageEntry> of_frame = batch.frames[part.frame].entries;
-  const std::uint64_t of_step = static_cast<std::uint64_t>(kStepSlots / store.slots());
+  const auto of_step = static_cast<std::uint64_t>(kStepSlots / store.slots());  // a power of two
   for (std::uint32_t e = 1; e < part.end - part.begin; ++e)
-    if (of_frame[part.begin + e].ordinal / of_step == of_frame[part.begin + e - 1].ordinal / of_step)
-      run.joined |= 1U << e;
+    if ((of_frame[part.begin + e].ordinal ^ of_frame[part.begin + e - 1].ordinal) < of_step) run.joined |= 1U << e;
   run.formats = formats;
   run.masks = masks;
   run.mask_row_stride = static_cast<std::size_t>(entries);

@@ -9,7 +9,8 @@
 namespace kvasir {
 namespace {
 
-// Of the same instruction set: attend_encoded for entries that are encoded, attend_words for those in i16.
+// attend_encoded and attend_words are of the same instruction set: the one takes entries that are encoded, the other
+// those in i16.
 template <class Simd, void attend_encoded(const AttentionPartial&, const AttentionState&),
           void attend_words(const AttentionPartial&, const AttentionState&)>
 struct Attention {

@@ -15,6 +15,31 @@ namespace {
 template <class Simd>
 struct AttentionParts {
   using Floats = typename Simd::Floats;
+  using Ints = typename Simd::Ints;
+
+  // What an integer of a set of numbers stands for, and its inverse.
+  struct Unit {
+    float unit;
+    float inverse;
+
+    // most: the bits of magnitudes. `greatest`: the integer that the largest becomes.
+    [[gnu::always_inline]] Unit(Ints most, float greatest) {
+      const Ints all[4] = {most, Simd::no_ints(), Simd::no_ints(), Simd::no_ints()};
+      alignas(16) float units[4], inverses[4];
+      Simd::units_four(all, units, inverses, greatest);
+      unit = units[0];
+      inverse = inverses[0];
+    }
+  };
+
+  // Rounds n numbers, a multiple of 16, to integers of at most `greatest`. Returns their unit. out: 32-byte aligned.
+  static float to_integers(const float* x, int n, float greatest, std::int16_t* out) {
+    Ints most = Simd::no_ints();
+    for (int i = 0; i < n; i += 16) most = Simd::most_bits(most, Simd::magnitude(Simd::load(x + i)));
+    const Unit of(most, greatest);
+    for (int i = 0; i < n; i += 16) Simd::store_integers(out + i, Simd::load(x + i) * Simd::all(of.inverse));
+    return of.unit;
+  }
 
   // Returns how many of the `wanted` vectors of each query are summed at once.
   static constexpr int at_once(int wanted, int queries) {

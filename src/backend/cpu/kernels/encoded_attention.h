@@ -112,19 +112,11 @@ struct EncodedAttention {
       }
   }
 
-  static void to_integers(const AttentionPartial& partial, int first, int count, QueryIntegers& out) {
-    for (int i = 0; i < count; ++i) {
-      const int query = first + i;
-      const float* q = partial.q + static_cast<std::size_t>(query / partial.group) * partial.q_row_stride +
-                       static_cast<std::size_t>(query % partial.group * partial.head_dim);
-      Ints most[4] = {Simd::no_ints(), Simd::no_ints(), Simd::no_ints(), Simd::no_ints()};
-      for (int d = 0; d < partial.head_dim; d += 16)
-        most[0] = Simd::most_bits(most[0], Simd::magnitude(Simd::load(q + d)));
-      const Units<1> units(most);
-      out.unit[i] = units.unit[0];
-      for (int d = 0; d < partial.head_dim; d += 16)
-        Simd::store_integers(out.n[i] + d, Simd::load(q + d) * Simd::all(units.inverse[0]));
-    }
+  static void to_integers(const AttentionPartial& partial, const AttentionState& state, int first, int count,
+                          QueryIntegers& out) {
+    for (int i = 0; i < count; ++i)
+      out.unit[i] =
+          Parts::to_integers(QueryBlock<1>(partial, state, first + i).q[0], partial.head_dim, kMostInteger, out.n[i]);
   }
 
   // Scores of a block, [kQueries][64]. q8: scales are those of slots, for each group of dimensions.
@@ -463,7 +455,7 @@ struct EncodedAttention {
     const int queries = partial.rows * partial.group;
     for (int tile = 0; tile < queries; tile += kTileQueries) {
       const int count = queries - tile < kTileQueries ? queries - tile : kTileQueries;
-      if (format.key == KvType::kQ8) to_integers(partial, tile, count, page.queries);
+      if (format.key == KvType::kQ8) to_integers(partial, state, tile, count, page.queries);
       for (int e = 0; e < partial.entries; ++e) {
         const int ahead = tile == 0 && e + kPagesAhead < partial.entries ? e + kPagesAhead : e;
         PageFetch fetch(partial.pages[ahead], ahead == e ? 0 : bytes);

@@ -179,27 +179,7 @@ struct WordStep {
   }
 };
 
-// The integers of a side in i16, and the scales of its slots.
-struct WordSide {
-  int count;  // elements of a row
-  const std::byte* data;
-  const std::byte* scales;
-
-  WordSide(int rows, int of_row, const std::byte* side)
-      : count(of_row), data(side), scales(side + word_scales_offset(rows, of_row)) {}
-  std::int32_t integer(int row, int i) const {
-    std::int16_t n;
-    std::memcpy(&n, data + static_cast<std::ptrdiff_t>((row / 2 * count + i) * 2 + row % 2) * 2, sizeof n);
-    return n;
-  }
-  float scale(int slot) const {
-    float of_slot;
-    std::memcpy(&of_slot, scales + static_cast<std::ptrdiff_t>(slot) * 4, sizeof of_slot);
-    return of_slot;
-  }
-};
-
-float word_score(const WordSide& keys, int slot, const float* q, int dims, const Integers& integers) {
+float word_score(const WordSide<const std::byte>& keys, int slot, const float* q, int dims, const Integers& integers) {
   float sum = 0;
   for (int from = 0; from < dims; from += kWordGroup) {
     std::int32_t products = 0;
@@ -212,8 +192,8 @@ float word_score(const WordSide& keys, int slot, const float* q, int dims, const
 void attend_word_step(const WordStep& step, const Integers& integers, const float* q, const AttentionState& state) {
   const AttentionPartial& run = step.run;
   const int dims = run.head_dim;
-  const auto keys = [&](int e) { return WordSide(dims, run.slots, run.pages[e]); };
-  const auto values = [&](int e) { return WordSide(run.slots, dims, run.pages[e] + values_offset(*run.formats[e])); };
+  const auto keys = [&](int e) { return word_keys(*run.formats[e], run.pages[e]); };
+  const auto values = [&](int e) { return word_values(*run.formats[e], run.pages[e]); };
   float score[kStepSlots];
   float highest = -std::numeric_limits<float>::infinity();
   float most = 0;

@@ -9,12 +9,6 @@
 namespace kvasir {
 namespace {
 
-// 2^r for |r| <= 1/2: 1 + r (kPower1 + r (kPower2 + ...)), with the least relative error of such a polynomial.
-inline constexpr float kPower1 = 0.6931241750717163F;
-inline constexpr float kPower2 = 0.24024099111557007F;
-inline constexpr float kPower3 = 0.055906426161527634F;
-inline constexpr float kPower4 = 0.009582852944731712F;
-
 // Returns the sum of 8 lanes by halves of 4, 2, 1: the order of the generic kernels.
 [[gnu::always_inline]] inline float sum8(__m256 v) {
   const __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));

@@ -46,8 +46,8 @@ struct NoPrefetches {
   [[gnu::always_inline]] void before() const {}
 };
 
-// What the sums of a part's products begin with: -offset * sum of the inputs, which cancels the offset of u. half: of
-// kHalfOffset.
+// Returns what the sum of a part's products begins with: -offset * sum of the inputs, which cancels the offset of u.
+// half: the one that is summed, under kHalfOffset.
 template <class B>
 [[gnu::always_inline]] inline Ints start_of(const Q8Rows& x, int half) {
   constexpr int kShift = B::kOffset > 0 ? __builtin_ctz(128 / B::kOffset) : 0;

@@ -23,6 +23,22 @@ struct WordAttention {
   static constexpr int kQueryStride = kMaxValueDim + 32;  // a line more than a power of two, so that all fit the cache
   static constexpr float kLog2e = 1.44269504F;
 
+  // Returns 2^x for x <= 0, to about 3e-6: x = n + r, |r| <= 1/2, and the polynomial of r that has the least relative
+  // error and is 1 at 0. Below -125 as for that. Adding 1.5 * 2^23 leaves n in the low bits. The NaN that arithmetic
+  // makes stays NaN.
+  [[gnu::always_inline]] static Floats power_of_two(Floats x) {
+    const Floats low_bits = Simd::all(12582912.0F);
+    x = Simd::max(Simd::all(-125.0F), x);
+    const Floats whole = x + low_bits;
+    const Floats r = x - (whole - low_bits);
+    Floats p = Simd::all(0.009582852944731712F);
+    p = Simd::fma(p, r, Simd::all(0.055906426161527634F));
+    p = Simd::fma(p, r, Simd::all(0.24024099111557007F));
+    p = Simd::fma(p, r, Simd::all(0.6931241750717163F));
+    p = Simd::fma(p, r, Simd::all(1.0F));
+    return Simd::add_to_exponent(p, whole);
+  }
+
   // A tile of queries, and what is known of them in a step.
   struct Tile {
     int count = 0;
@@ -30,11 +46,12 @@ struct WordAttention {
     alignas(16) float unit[kTile];                    // of q
     const SlotMask* masks[kTile];                     // [entries] of the partial
     float* observed[kTile];  // [entries][slots] of the partial; nullptr: weights are not wanted
-    // Of the integers of a query and a key times the key's scale: times `unit` they are scores.
+    // Products of a query's integers with a key's, times the key's scale; times `unit`, a score.
     alignas(64) float score[kTile][kStepSlots];
     alignas(64) std::int16_t weight[kTile][kStepSlots];
-    float weight_unit[kTile + 3];
-    float keep[kTile + 3];
+    // With room for kWeighed from the last query on.
+    float weight_unit[kTile + kWeighed - 1];
+    float keep[kTile + kWeighed - 1];
     bool sees[kTile];  // whether the query sees a token of the step
 
     Tile() {}  // leaves the arrays as they are
@@ -99,28 +116,18 @@ struct WordAttention {
     return Simd::to_floats(all);
   }
 
-  static void set_tile(const AttentionPartial& partial, int first, int count, Tile& tile) {
+  static void set_tile(const AttentionPartial& partial, const AttentionState& state, int first, int count, Tile& tile) {
     tile.count = count;
-    const int dim = partial.head_dim;
     // Queries are weighed four at a time. The scores of padding are zero, since leftover denormals would be slow.
     for (int i = count; i % kWeighed != 0; ++i) {
       std::fill_n(tile.score[i], kStepSlots, 0.0F);
       tile.unit[i] = 0.0F;
     }
     for (int i = 0; i < count; ++i) {
-      const int row = (first + i) / partial.group;
-      const float* q = partial.q + static_cast<std::size_t>(row) * partial.q_row_stride +
-                       static_cast<std::size_t>((first + i) % partial.group * dim);
-      Ints most[4] = {Simd::no_ints(), Simd::no_ints(), Simd::no_ints(), Simd::no_ints()};
-      for (int d = 0; d < dim; d += 16) most[0] = Simd::most_bits(most[0], Simd::magnitude(Simd::load(q + d)));
-      alignas(16) float unit[4], inverse[4];
-      Simd::units_four(most, unit, inverse, kMostOfQuery);
-      tile.unit[i] = unit[0];
-      for (int d = 0; d < dim; d += 16) Simd::store_integers(tile.q[i] + d, Simd::load(q + d) * Simd::all(inverse[0]));
-      tile.masks[i] = partial.masks + static_cast<std::size_t>(row) * partial.mask_row_stride;
-      tile.observed[i] = partial.weights != nullptr
-                             ? partial.weights + static_cast<std::size_t>(first + i) * partial.weight_stride
-                             : nullptr;
+      const QueryBlock<1> query(partial, state, first + i);
+      tile.unit[i] = Parts::to_integers(query.q[0], partial.head_dim, kMostOfQuery, tile.q[i]);
+      tile.masks[i] = query.masks[0];
+      tile.observed[i] = query.observed[0];
     }
   }
 
@@ -131,7 +138,7 @@ struct WordAttention {
     constexpr int kVectors = std::min(kSlotVectors, Simd::kVectors);
     constexpr int kSlots = kSlotVectors * 16;
     const auto* scale = reinterpret_cast<const float*>(page + word_scales_offset(dim, kSlots));
-    // Of values the scales lie as far behind those of keys as their codes and scales take.
+    // From the scales of keys to those of values.
     const auto values_after = static_cast<std::ptrdiff_t>(word_scales_offset(kSlots, dim) + kSlots * kWordScaleBytes);
     for (int v0 = 0; v0 < kSlotVectors; v0 += kVectors) {
       Floats sums[kQueries][kVectors];
@@ -170,15 +177,14 @@ struct WordAttention {
   // Sets what queries need that see all slots.
   template <int kSlotVectors>
   static void set_factors(Step& step) {
-    Ints most[4] = {Simd::no_ints(), Simd::no_ints(), Simd::no_ints(), Simd::no_ints()};
+    Ints most = Simd::no_ints();
     each_vector<kSlotVectors>(step, [&](int, int s, int v) {
-      most[0] = Simd::most_bits(most[0], Simd::magnitude(Simd::load(step.value_scales[s] + v * 16)));
+      most = Simd::most_bits(most, Simd::magnitude(Simd::load(step.value_scales[s] + v * 16)));
     });
-    alignas(16) float unit[4], inverse[4];
-    Simd::units_four(most, unit, inverse, kMostOfWeight);
-    step.unit = unit[0];
+    const typename Parts::Unit of(most, kMostOfWeight);
+    step.unit = of.unit;
     each_vector<kSlotVectors>(step, [&](int at, int s, int v) {
-      Simd::store(step.factor + at * 16, Simd::load(step.value_scales[s] + v * 16) * Simd::all(inverse[0]));
+      Simd::store(step.factor + at * 16, Simd::load(step.value_scales[s] + v * 16) * Simd::all(of.inverse));
     });
   }
 
@@ -206,7 +212,7 @@ struct WordAttention {
       const Floats maximum = Simd::all_of_quarter(most, i);
       const Floats unit = Simd::all(tile.unit[from + i] * kLog2e);
       const auto weight = [&](int at) __attribute__((always_inline)) {
-        return Simd::power_of_two((Simd::load(score + at) - maximum) * unit);
+        return power_of_two((Simd::load(score + at) - maximum) * unit);
       };
       Floats total = Simd::zero();
       if constexpr (kSlotVectors == 1) {
@@ -270,7 +276,7 @@ struct WordAttention {
       unit = 1.0F;
     }
     Floats highest = Simd::all(-__builtin_inff());
-    Ints most[4] = {Simd::no_ints(), Simd::no_ints(), Simd::no_ints(), Simd::no_ints()};
+    Ints most = Simd::no_ints();
     std::uint16_t any = 0;
     each_vector<kSlotVectors>(step, [&](int at, int s, int v) {
       const auto bits = static_cast<std::uint16_t>(tile.masks[i][step.first + step.seen[s]] >> (v * 16));
@@ -278,7 +284,7 @@ struct WordAttention {
       any = static_cast<std::uint16_t>(any | bits);
       const auto mask = Simd::mask(bits);
       highest = Simd::where(mask, Simd::max(Simd::load(score + at * 16), highest), highest);
-      most[0] = Simd::most_bits(most[0], Simd::magnitude(Simd::where(mask, Simd::load(step.value_scales[s] + v * 16))));
+      most = Simd::most_bits(most, Simd::magnitude(Simd::where(mask, Simd::load(step.value_scales[s] + v * 16))));
     });
     tile.sees[i] = any != 0;
     std::int16_t* n = tile.weight[i];
@@ -286,30 +292,26 @@ struct WordAttention {
       each_vector<kSlotVectors>(step, [&](int at, int, int) { Simd::store_integers(n + at * 16, Simd::zero()); });
       return;
     }
-    const Floats quarters[4] = {highest, highest, highest, highest};
-    const Floats greatest = Simd::max_four(quarters);
-    const Floats maximum = Simd::all_of_quarter(greatest, 0);
-    alignas(16) float of_step[4], unit_of_step[4], inverse[4], sums[4];
-    _mm_store_ps(of_step, Simd::first_of_quarters(greatest));
-    Simd::units_four(most, unit_of_step, inverse, kMostOfWeight);
-    Floats totals[4] = {Simd::zero(), Simd::zero(), Simd::zero(), Simd::zero()};
+    const float greatest = Simd::greatest(highest);
+    const Floats maximum = Simd::all(greatest);
+    const typename Parts::Unit of(most, kMostOfWeight);
+    Floats total = Simd::zero();
     float* const observed = tile.observed[i];
     each_vector<kSlotVectors>(step, [&](int at, int s, int v) {
       const auto mask = Simd::mask(live[at]);
       const Floats p =
-          Simd::where(mask, Simd::power_of_two((Simd::load(score + at * 16) - maximum) * Simd::all(unit * kLog2e)));
-      totals[0] += p;
+          Simd::where(mask, power_of_two((Simd::load(score + at * 16) - maximum) * Simd::all(unit * kLog2e)));
+      total += p;
       if (observed != nullptr) Simd::store(observed + (step.first * kSlotVectors + at) * 16, p);
-      const Floats factor = Simd::load(step.value_scales[s] + v * 16) * Simd::all(inverse[0]);
+      const Floats factor = Simd::load(step.value_scales[s] + v * 16) * Simd::all(of.inverse);
       Simd::store_integers(n + at * 16, Simd::mul(mask, p, factor));
     });
-    Simd::sum_four(totals, sums);
-    const float of_query = of_step[0] * unit;
+    const float of_query = greatest * unit;
     if (observed != nullptr)
       for (int s = 0; s < step.seen_count; ++s)
         partial.weight_maxima[static_cast<std::size_t>(first + i) * partial.weight_maximum_stride +
                               static_cast<std::size_t>(step.first + step.seen[s])] = of_query;
-    take_step(state, first + i, 1, _mm_set1_ps(of_query), _mm_set1_ps(sums[0]), _mm_set1_ps(unit_of_step[0]), i, tile);
+    take_step(state, first + i, 1, _mm_set1_ps(of_query), _mm_set1_ps(Simd::sum(total)), _mm_set1_ps(of.unit), i, tile);
   }
 
   // Adds the weighted values of a step to the sums of kQueries queries from number `first` of the tile on, `weighted`
@@ -386,8 +388,8 @@ struct WordAttention {
       });
     }
     if (step.seen_count == 0) return;
-    set_factors<kSlotVectors>(step);
     const bool plain = partial.softcap == 0 && partial.weights == nullptr;
+    if (plain) set_factors<kSlotVectors>(step);
     for (int i = 0; i < tile.count; i += kWeighed) {
       const int end = std::min(tile.count, i + kWeighed);
       for (int s = 0; !fetches && s < step.seen_count; ++s)
@@ -429,7 +431,7 @@ struct WordAttention {
     Tile tile;
     const int queries = partial.rows * partial.group;
     for (int first = 0; first < queries; first += kTile) {
-      set_tile(partial, first, std::min(queries - first, kTile), tile);
+      set_tile(partial, state, first, std::min(queries - first, kTile), tile);
       Step step;
       for (; step.first < partial.entries; step.first += step.count) {
         step.count = 1;

@@ -176,19 +176,13 @@ struct FloatVectors {
   static Floats exp(Floats x) { return {exp8(x.low), exp8(x.high)}; }
   static float exp(float x) { return _mm256_cvtss_f32(exp8(_mm256_set1_ps(x))); }
   // As in avx512/simd.h.
-  static __m256 power_of_two(__m256 x) {
-    x = _mm256_max_ps(_mm256_set1_ps(-125.0F), x);
-    const __m256 whole = _mm256_add_ps(x, _mm256_set1_ps(12582912.0F));
-    const __m256 r = _mm256_sub_ps(x, _mm256_sub_ps(whole, _mm256_set1_ps(12582912.0F)));
-    __m256 p = _mm256_set1_ps(kPower4);
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(kPower3));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(kPower2));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(kPower1));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0F));
+  static __m256 add_to_exponent(__m256 p, __m256 bits) {
     return _mm256_castsi256_ps(
-        _mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(whole), 23)));
+        _mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(bits), 23)));
   }
-  static Floats power_of_two(Floats x) { return {power_of_two(x.low), power_of_two(x.high)}; }
+  static Floats add_to_exponent(Floats p, Floats bits) {
+    return {add_to_exponent(p.low, bits.low), add_to_exponent(p.high, bits.high)};
+  }
   static float sum(Floats x) { return sum8(_mm256_add_ps(x.low, x.high)); }
   static float greatest(Floats x) { return max16(x.low, x.high); }
   static bool finite(Floats x) {

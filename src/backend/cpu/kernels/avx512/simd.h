@@ -79,20 +79,10 @@ struct FloatVectors {
   static Floats abs(Floats x) { return _mm512_abs_ps(x); }
   static Floats exp(Floats x) { return exp16(x); }
   static float exp(float x) { return _mm512_cvtss_f32(exp16(_mm512_set1_ps(x))); }
-  // 2^x for x <= 0, to about 3e-6: x = n + r, |r| <= 1/2, and a polynomial of r that is 1 at 0. Below -125 as for that.
-  // Adding 1.5 * 2^23 leaves n in the low bits, which are added to the exponent. The NaN that arithmetic makes stays
-  // NaN.
-  static Floats power_of_two(Floats x) {
-    x = _mm512_max_ps(_mm512_set1_ps(-125.0F), x);
-    const __m512 whole = _mm512_add_ps(x, _mm512_set1_ps(12582912.0F));
-    const __m512 r = _mm512_sub_ps(x, _mm512_sub_ps(whole, _mm512_set1_ps(12582912.0F)));
-    __m512 p = _mm512_set1_ps(kPower4);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(kPower3));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(kPower2));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(kPower1));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0F));
+  // Returns p * 2^n, where n is in the low nine bits of `bits`. REQUIRES: the product is a normal number.
+  static Floats add_to_exponent(Floats p, Floats bits) {
     return _mm512_castsi512_ps(
-        _mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(whole), 23)));
+        _mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(bits), 23)));
   }
   static float sum(Floats x) { return sum8(_mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1))); }
   static float greatest(Floats x) { return _mm512_reduce_max_ps(x); }

@@ -66,7 +66,7 @@ inline void open_codes(const EncodedSide& side, std::int16_t* words) {
 
 // Returns the index of the code of a row's element i.
 [[gnu::always_inline]] inline int code_index(const EncodedSide& side, int row, int i) {
-  return (row / 2 * side.count + i) * 2 + row % 2;
+  return word_index(row, i, side.count);
 }
 
 // out: [rows][count].
@@ -106,21 +106,15 @@ inline void load_side(KvType type, const std::byte* side, int count, float* out)
 }
 
 // The elements of a side in i16, [rows][count]. keys: a row has a dimension of all slots, not a slot.
-inline void decode_words(const std::byte* side, int rows, int count, bool keys, float* out) {
-  const std::byte* scales = side + word_scales_offset(rows, count);
-  for (int row = 0; row < rows; ++row)
-    for (int i = 0; i < count; ++i) {
-      std::int16_t n;
-      float scale;
-      __builtin_memcpy(&n, side + static_cast<std::ptrdiff_t>((row / 2 * count + i) * 2 + row % 2) * 2, sizeof n);
-      __builtin_memcpy(&scale, scales + static_cast<std::ptrdiff_t>(keys ? i : row) * 4, sizeof scale);
-      out[row * count + i] = scale * static_cast<float>(n);
-    }
+inline void decode_words(const WordSide<const std::byte>& side, bool keys, float* out) {
+  for (int row = 0; row < side.rows; ++row)
+    for (int i = 0; i < side.count; ++i)
+      out[row * side.count + i] = side.scale(keys ? i : row) * static_cast<float>(side.integer(row, i));
 }
 
 // keys: [head_dim][slots].
 inline void decode_keys(const PageFormat& format, const std::byte* page, float* keys) {
-  if (format.key == KvType::kI16) return decode_words(page, format.head_dim, format.slots, true, keys);
+  if (format.key == KvType::kI16) return decode_words(word_keys(format, page), true, keys);
   if (!is_encoded(format.key)) return load_side(format.key, page, format.head_dim * format.slots, keys);
   decode_side(encoded_keys(format, page), format.key == KvType::kQ8, keys);
 }
@@ -134,8 +128,7 @@ inline void decode_values(const PageFormat& format, const std::byte* page, float
       for (int d = 0; d < format.head_dim; ++d) values[s * format.head_dim + d] = keys[d * format.slots + s];
     return;
   }
-  if (format.value == KvType::kI16)
-    return decode_words(page + values_offset(format), format.slots, format.head_dim, false, values);
+  if (format.value == KvType::kI16) return decode_words(word_values(format, page), false, values);
   if (!is_encoded(format.value))
     return load_side(format.value, page + values_offset(format), format.head_dim * format.slots, values);
   decode_side(encoded_values(format, page), false, values);

@@ -19,7 +19,7 @@ void encode_page(const PageFormat& format, const std::byte* open, SlotMask live,
 // Decodes a page to 16 bits: format.open(), or f16 where it is in i16. REQUIRES: format.encoded(), or i16.
 void decode_to_open(const PageFormat& format, const std::byte* page, std::byte* open);
 
-// Writes an element of a page. REQUIRES: !is_encoded(type).
+// Writes an element of a page. REQUIRES: has_floats(type).
 void store_element(KvType type, std::byte* p, float value);
 
 // Multiplies each of `heads` heads with a Walsh-Hadamard matrix in blocks of the largest power of two that divides

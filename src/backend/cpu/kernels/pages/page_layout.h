@@ -49,9 +49,44 @@ template <class Run>
   return key_side_bytes(format);
 }
 
-// Bytes in front of the scales of a side in i16, of the keys or of the values.
-[[gnu::always_inline]] inline std::size_t word_scales_offset(int rows, int count) {
-  return static_cast<std::size_t>((rows + 1) / 2 * 2 * count) * 2;
+// Returns the place of a row's element i among the words of a side whose rows have `count` elements.
+[[gnu::always_inline]] inline int word_index(int row, int i, int count) {
+  return (row / 2 * count + i) * 2 + row % 2;
+}
+
+// A side in i16.
+template <class Byte>
+struct WordSide {
+  int rows;   // dimensions of keys, slots of values
+  int count;  // elements of a row
+  Byte* data;
+
+  [[gnu::always_inline]] Byte* at(int row, int i) const {
+    return data + static_cast<std::ptrdiff_t>(word_index(row, i, count)) * 2;
+  }
+  [[gnu::always_inline]] Byte* scale_at(int slot) const {
+    return data + word_scales_offset(rows, count) + static_cast<std::size_t>(slot) * kWordScaleBytes;
+  }
+  [[gnu::always_inline]] std::int32_t integer(int row, int i) const {
+    std::int16_t n;
+    __builtin_memcpy(&n, at(row, i), sizeof n);
+    return n;
+  }
+  [[gnu::always_inline]] float scale(int slot) const {
+    float of_slot;
+    __builtin_memcpy(&of_slot, scale_at(slot), sizeof of_slot);
+    return of_slot;
+  }
+};
+
+// `page` is the start of the page.
+template <class Byte>
+[[gnu::always_inline]] inline WordSide<Byte> word_keys(const PageFormat& format, Byte* page) {
+  return {format.head_dim, format.slots, page};
+}
+template <class Byte>
+[[gnu::always_inline]] inline WordSide<Byte> word_values(const PageFormat& format, Byte* page) {
+  return {format.slots, format.head_dim, page + values_offset(format)};
 }
 
 // Bytes of one token's value; of a latent page 0. REQUIRES: elements are floats.

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "backend/cpu/kernels/integer_products.h"
+#include "backend/cpu/kernels/kernels.h"
 #include "backend/cpu/kernels/pages/page_layout.h"
 
 namespace kvasir {
@@ -34,34 +35,6 @@ struct Words {
   }
 };
 
-// One side of a page.
-template <class Byte>
-struct WordSide {
-  int rows;    // dimensions of keys, slots of values
-  int count;   // elements of a row
-  Byte* data;  // the integers, and behind them the scales
-
-  Byte* at(int row, int i) const { return data + static_cast<std::ptrdiff_t>((row / 2 * count + i) * 2 + row % 2) * 2; }
-  Byte* scale(int slot) const {
-    return data + static_cast<std::ptrdiff_t>((rows + 1) / 2 * 2 * count) * 2 +
-           static_cast<std::ptrdiff_t>(slot) * static_cast<std::ptrdiff_t>(kWordScaleBytes);
-  }
-};
-
-template <class Byte>
-WordSide<Byte> keys_of(const PageFormat& format, Byte* page) {
-  return {format.head_dim, format.slots, page};
-}
-template <class Byte>
-WordSide<Byte> values_of(const PageFormat& format, Byte* page) {
-  return {format.slots, format.head_dim, page + values_offset(format)};
-}
-
-template <class Byte>
-Byte* place(const WordSide<Byte>& side, bool keys, int slot, int i) {
-  return keys ? side.at(i, slot) : side.at(slot, i);
-}
-
 void put(const WordSide<std::byte>& side, bool keys, int slot, int count, const Words& words) {
   if (keys) {
     // A pair of dimensions lies together.
@@ -69,25 +42,21 @@ void put(const WordSide<std::byte>& side, bool keys, int slot, int count, const 
   } else {
     for (int i = 0; i < count; ++i) std::memcpy(side.at(slot, i), words.n + i, sizeof(std::int16_t));
   }
-  std::memcpy(side.scale(slot), &words.scale, sizeof words.scale);
+  std::memcpy(side.scale_at(slot), &words.scale, sizeof words.scale);
 }
 
 void take(const WordSide<const std::byte>& side, bool keys, int slot, int count, Words& words) {
-  for (int i = 0; i < count; ++i) std::memcpy(words.n + i, place(side, keys, slot, i), sizeof(std::int16_t));
+  for (int i = 0; i < count; ++i)
+    words.n[i] = static_cast<std::int16_t>(keys ? side.integer(i, slot) : side.integer(slot, i));
   words.n[count] = 0;
-  std::memcpy(&words.scale, side.scale(slot), sizeof words.scale);
+  words.scale = side.scale(slot);
 }
 
 // The key of a slot, rotated.
 void rotate(Words& words, int dims, int rotary, const float* cosine, const float* sine) {
   float x[kMaxHeadDim];
   for (int d = 0; d < dims; ++d) x[d] = words.scale * static_cast<float>(words.n[d]);
-  for (int i = 0; i < rotary / 2; ++i) {
-    const float a = x[2 * i];
-    const float b = x[2 * i + 1];
-    x[2 * i] = a * cosine[i] - b * sine[i];
-    x[2 * i + 1] = a * sine[i] + b * cosine[i];
-  }
+  generic_kernels().rope(x, 1, dims, rotary, cosine, sine, 1.0F, x);
   words.set(x, dims);
 }
 
@@ -96,10 +65,10 @@ void rotate(Words& words, int dims, int rotary, const float* cosine, const float
 void store_words(const PageFormat& format, std::byte* page, int slot, const float* key, const float* value) {
   Words words;
   words.set(key, format.head_dim);
-  put(keys_of(format, page), true, slot, format.head_dim, words);
+  put(word_keys(format, page), true, slot, format.head_dim, words);
   if (format.latent) return;
   words.set(value, format.head_dim);
-  put(values_of(format, page), false, slot, format.head_dim, words);
+  put(word_values(format, page), false, slot, format.head_dim, words);
 }
 
 void rotate_words(const PageFormat& format, std::byte* page, SlotMask slots, int rotary, const float* cosine,
@@ -107,9 +76,9 @@ void rotate_words(const PageFormat& format, std::byte* page, SlotMask slots, int
   Words words;
   for (; slots != 0; slots &= slots - 1) {
     const int slot = std::countr_zero(slots);
-    take(keys_of<const std::byte>(format, page), true, slot, format.head_dim, words);
+    take(word_keys<const std::byte>(format, page), true, slot, format.head_dim, words);
     rotate(words, format.head_dim, rotary, cosine, sine);
-    put(keys_of(format, page), true, slot, format.head_dim, words);
+    put(word_keys(format, page), true, slot, format.head_dim, words);
   }
 }
 
@@ -118,12 +87,12 @@ void move_words(const PageFormat& format, const std::byte* from, SlotMask from_s
   Words words;
   for (; from_slots != 0; from_slots &= from_slots - 1, ++to_slot) {
     const int slot = std::countr_zero(from_slots);
-    take(keys_of(format, from), true, slot, format.head_dim, words);
+    take(word_keys(format, from), true, slot, format.head_dim, words);
     if (cosine != nullptr) rotate(words, format.head_dim, rotary, cosine, sine);
-    put(keys_of(format, to), true, to_slot, format.head_dim, words);
+    put(word_keys(format, to), true, to_slot, format.head_dim, words);
     if (format.latent) continue;
-    take(values_of(format, from), false, slot, format.head_dim, words);
-    put(values_of(format, to), false, to_slot, format.head_dim, words);
+    take(word_values(format, from), false, slot, format.head_dim, words);
+    put(word_values(format, to), false, to_slot, format.head_dim, words);
   }
 }
 
@@ -136,8 +105,8 @@ void take_word_row(const PageFormat& format, const std::byte* page, int slot, st
     std::memcpy(row + bytes, &words.scale, sizeof words.scale);
     row += bytes + sizeof words.scale;
   };
-  write(keys_of(format, page), true, (format.head_dim + 1) / 2 * 2);
-  if (!format.latent) write(values_of(format, page), false, format.head_dim);
+  write(word_keys(format, page), true, (format.head_dim + 1) / 2 * 2);
+  if (!format.latent) write(word_values(format, page), false, format.head_dim);
 }
 
 void place_word_row(const PageFormat& format, const std::byte* row, int slot, std::byte* page) {
@@ -149,8 +118,8 @@ void place_word_row(const PageFormat& format, const std::byte* row, int slot, st
     row += bytes + sizeof words.scale;
     put(side, keys, slot, format.head_dim, words);
   };
-  read(keys_of(format, page), true, (format.head_dim + 1) / 2 * 2);
-  if (!format.latent) read(values_of(format, page), false, format.head_dim);
+  read(word_keys(format, page), true, (format.head_dim + 1) / 2 * 2);
+  if (!format.latent) read(word_values(format, page), false, format.head_dim);
 }
 
 }  // namespace kvasir
