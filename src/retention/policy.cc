@@ -47,7 +47,8 @@ Status RetentionPolicy::check_pages(const PolicyModel& model, const PageFormat& 
   if (traits_.demotion->type) demoted.key = demoted.value = *traits_.demotion->type;
   if (demoted.open() == page.open() || (page.key == KvType::kI16 && demoted.open().key == KvType::kF16)) return {};
   return invalid_argument(
-             "demote '{}' needs a cache of f16, i16 or codecs, not {}; choose another kv_type, or demote to a file alone",
+             "demote '{}' needs a cache of f16, i16 or codecs, not {}; choose another kv_type, or demote to a file "
+             "alone",
              demotion_text(*traits_.demotion), codec_name(page))
       .about({"demote", "kv_type"});
 }

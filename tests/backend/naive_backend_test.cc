@@ -300,8 +300,8 @@ TEST(NaiveBackend, EncodedPagesAreTheCpus) {
   spec.context = 256;
   const TemporaryFile file(make_random_model(spec));
   const Text text(150, 60, 3);
-  for (const std::string codec : {"i16", "q8", "q4", "q4o", "q3", "q2", "k=q8,v=q4,recent=20", "k=f16,v=q3", "q4,rotate=off",
-                                  "q8,rotate=k,recent=7", "q2,rotate=v"})
+  for (const std::string codec : {"i16", "q8", "q4", "q4o", "q3", "q2", "k=q8,v=q4,recent=20", "k=f16,v=q3",
+                                  "q4,rotate=off", "q8,rotate=k,recent=7", "q2,rotate=v"})
     for (const std::string policy : {"full", "streaming:sinks=4,window=60",
                                      "streaming:sinks=4,window=60,every=16,realign=rotate", "random:budget=60"}) {
       SCOPED_TRACE(codec + " " + policy);
