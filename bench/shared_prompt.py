@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Requests that share a long system prompt, with and without the prefix cache: shared_prompt.py KVASIR MODEL [--requests 64] [--json]
 
-All requests come at once: a system prompt of some 2,000 tokens, a question of their own, and an answer of 32 tokens. Prints,
-without and with prefixes: seconds until all have ended, the median time to the first token, prompt tokens that were computed,
-and the most bytes that requests held and what `plan` foretells for as many without sharing. Fails where an answer differs.
+All requests come at once: a system prompt of some 2,000 tokens, a question of their own, and an answer long enough that the
+first request still runs when the last prompt has been read. Prints, without and with prefixes: seconds until all have ended,
+the median time to the first token, prompt tokens that were computed, the most bytes that requests held and the most that ran
+at once, and what `plan` foretells for one request without sharing. Fails where an answer differs.
 """
 
 import argparse
@@ -20,14 +21,13 @@ from live_server import LiveServer
 
 RULES = ("You answer questions of visitors of a small museum by the sea. You speak slowly and kindly, you never hurry, and you never leave "
          "a question without an answer. When you do not know what happened, you say so, and you name the room where somebody knows more. ")
-ANSWER = 32
 
 
 class Visitor(threading.Thread):
-    def __init__(self, server, number, system, bypass):
+    def __init__(self, server, number, system, answer, bypass):
         super().__init__()
         self.server, self.text, self.first, self.usage = server, "", None, None
-        self.body = {"prompt": f"{system}\n\nQuestion {number}: What is in room {number * 7 % 64}?\nAnswer:", "temperature": 0, "max_tokens": ANSWER,
+        self.body = {"prompt": f"{system}\n\nQuestion {number}: What is in room {number * 7 % 64}?\nAnswer:", "temperature": 0, "max_tokens": answer,
                      "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}, "kv": {"policy": "full", "bypass": bypass}}
 
     def run(self):
@@ -45,25 +45,27 @@ class Visitor(threading.Thread):
         connection.close()
 
 
-def together(server, requests, system, bypass):
+def together(server, options, system, bypass):
     """Returns the figures of one round and its texts."""
-    visitors = [Visitor(server, number, system, bypass) for number in range(requests)]
+    requests, answer = options.requests, options.answer
+    visitors = [Visitor(server, number, system, answer, bypass) for number in range(requests)]
     computed = server.metric("kvasir:prompt_tokens_total") - server.metric("kvasir:prompt_tokens_cached_total")
     began = time.monotonic()
     for visitor in visitors:
         visitor.start()
-    held = 0
+    held = running = 0
     while any(visitor.is_alive() for visitor in visitors):
         held = max(held, server.metric("kvasir:kv_request_bytes"))
+        running = max(running, server.running())
         time.sleep(0.05)
     seconds = time.monotonic() - began
     computed = server.metric("kvasir:prompt_tokens_total") - server.metric("kvasir:prompt_tokens_cached_total") - computed
     tokens = visitors[0].usage["prompt_tokens"]
-    status, _, plan = server.ask("POST", "/v1/kv/plan", {"policy": "full", "prompt_tokens": tokens, "max_tokens": ANSWER})
+    status, _, plan = server.ask("POST", "/v1/kv/plan", {"policy": "full", "prompt_tokens": tokens, "max_tokens": answer})
     assert status == 200, plan
     return {"requests": requests, "prefixes": not bypass, "seconds": seconds, "first_token_ms": 1000 * statistics.median(v.first for v in visitors),
-            "prompt_tokens": sum(v.usage["prompt_tokens"] for v in visitors), "computed_tokens": int(computed), "held_bytes": int(held),
-            "plan": json.loads(plan)}, [visitor.text for visitor in visitors]
+            "prompt_tokens": sum(v.usage["prompt_tokens"] for v in visitors), "computed_tokens": int(computed),
+            "held_bytes": int(held), "most_running": int(running), "plan": json.loads(plan)}, [visitor.text for visitor in visitors]
 
 
 def main():
@@ -72,6 +74,7 @@ def main():
     parser.add_argument("model")
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--words", type=int, default=1700, help="of the system prompt")
+    parser.add_argument("--answer", type=int, default=512, help="tokens of an answer")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     words = RULES.split()
@@ -80,7 +83,7 @@ def main():
     for bypass in (True, False):
         with LiveServer(options.kvasir, options.model, "--kv-memory", "8GiB", "--max-batch", str(options.requests)) as server:
             server.complete(max_tokens=1)
-            figures, texts = together(server, options.requests, system, bypass)
+            figures, texts = together(server, options, system, bypass)
             server.end()
         rows.append(figures)
         assert expected in (None, texts), "answers differ"
@@ -90,8 +93,8 @@ def main():
         return
     for row in rows:
         print(f"{'with' if row['prefixes'] else 'without'} prefixes: {row['seconds']:.1f} s, first token after {row['first_token_ms']:.0f} ms, "
-              f"{row['computed_tokens']:,} of {row['prompt_tokens']:,} prompt tokens computed, {row['held_bytes'] / 2**20:.1f} MiB held; "
-              f"plan: {row['plan']}")
+              f"{row['computed_tokens']:,} of {row['prompt_tokens']:,} prompt tokens computed, {row['held_bytes'] / 2**20:.1f} MiB "
+              f"held by up to {row['most_running']} at once; plan: {row['plan']}")
 
 
 if __name__ == "__main__":

@@ -62,8 +62,8 @@ def shared(r, key):
 
 
 def of_plan(r):
-    """Returns what the requests held without sharing, over what the plan of one foretells times their number."""
-    return without(r, "held_bytes") / (without(r, "requests") * without(r, "plan")["kv_bytes"])
+    """Returns what the requests held at once without sharing, over what the plan of one foretells times their number."""
+    return without(r, "held_bytes") / (without(r, "most_running") * without(r, "plan")["kv_bytes"])
 
 
 CLAIMS = [
@@ -118,6 +118,7 @@ CLAIMS = [
                     f"of {without(r, 'held_bytes') / 2**20:.0f} MiB held, {shared(r, 'seconds'):.1f} of {without(r, 'seconds'):.1f} s",
           lambda r: "agrees" if shared(r, "held_bytes") < 0.2 * without(r, "held_bytes") else "disagrees"),
     Claim("memory-per-user", SOURCE, "Memory is 2 x layers x KV heads x head size x bytes x tokens, for each user", SHARED,
-          lambda r: f"{without(r, 'held_bytes') / 2**20:.1f} MiB held by {without(r, 'requests')} requests, {of_plan(r):.3f} of what `plan` foretells",
+          lambda r: f"{without(r, 'held_bytes') / 2**20:.1f} MiB held by {without(r, 'most_running')} requests at once, {of_plan(r):.3f} of what "
+                    f"`plan` foretells",
           lambda r: "agrees" if 0.9 < of_plan(r) <= 1 else "disagrees"),
 ]

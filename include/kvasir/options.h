@@ -219,8 +219,10 @@ struct GenerateOptions {
   // strings, stop tokens, limits of tokens, grammar or thoughts. Empty: tokens are drawn.
   std::vector<std::vector<std::int32_t>> forced_texts;
   // Drafts of the next tokens, which a pass checks together: "ngram" takes what followed the newest tokens before,
-  // "ngram:match=3,most=7" where at least so many occurred before, and so many at a time. Changes no token, only the
-  // speed. No effect where the policy or the model allows no drafts (DraftReport::refused). Empty or "off": none.
+  // "ngram:match=3,most=7" where at least so many occurred before, and so many at a time; "policy:SPEC" takes what the
+  // model says where it attends only to what a policy by range would keep, such as "policy:streaming:cap=512". Changes
+  // no token, only the speed. No effect where the policy or the model allows no drafts (DraftReport::refused). Empty or
+  // "off": none.
   std::string draft;
   // Reports each token's log-probability and this many of the likeliest tokens in its place; 0 to 100, -1: no report.
   int logprobs = -1;

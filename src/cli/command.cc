@@ -29,10 +29,10 @@
 #include "base/status.h"
 #include "base/system_memory.h"
 #include "cli/signals.h"
-#include "generation/drafting.h"
 #include "retention/demotion.h"
 #include "retention/registry.h"
 #include "retention/scored.h"
+#include "scheduler/task.h"
 #include "text/utf8.h"
 
 namespace kvasir::cli {
@@ -143,12 +143,13 @@ void add_kv_memory_option(CLI::App& command, EngineOptions& options) {
 }
 
 void add_draft_option(CLI::App& command, std::string& draft) {
-  const auto known = [](std::string& spec) { return parse_draft(spec).status().message(); };
+  const auto known = [](std::string& spec) { return check_draft(spec).message(); };
   command
       .add_option(
           "--draft", draft,
           "Draft the next tokens, and check several in one pass: ngram[:match=3,most=7], from what followed the "
-          "newest tokens before; changes no token (default: off)")
+          "newest tokens before; policy:SPEC, by the model where it attends to what a policy keeps, such as "
+          "policy:streaming:cap=512; changes no token (default: off)")
       ->check(CLI::Validator(known, ""));
 }
 

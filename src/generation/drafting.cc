@@ -11,6 +11,10 @@ namespace {
 constexpr int kLongestMatch = 32;                        // a longer one says no more
 constexpr std::size_t kSearched = std::size_t{1} << 17;  // newest tokens
 constexpr int kLongestPause = 64;
+// Drafts of the model: passes with drafts between two decisions, and the longest pause after them, in tokens.
+constexpr int kTrial = 8;
+constexpr int kShortestTrialPause = 32;
+constexpr int kLongestTrialPause = 512;
 
 Status read_number(std::string_view value, std::string_view name, int most, int* number) {
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), *number);
@@ -24,10 +28,17 @@ Status read_number(std::string_view value, std::string_view name, int most, int*
 Result<std::optional<DraftOptions>> parse_draft(std::string_view spec) {
   if (spec.empty() || spec == "off") return std::optional<DraftOptions>();
   const std::string_view kind = spec.substr(0, spec.find(':'));
-  if (kind != "ngram")
-    return invalid_argument("draft '{}' is unknown; give ngram, with :match=N,most=N if need be, or off", spec)
-        .about({"draft"});
   DraftOptions options;
+  if (kind == "policy") {
+    options.policy = spec.substr(std::min(spec.size(), kind.size() + 1));
+    if (!options.policy.empty()) return std::optional(std::move(options));
+    return invalid_argument("draft 'policy' needs the policy, such as policy:streaming:cap=512").about({"draft"});
+  }
+  if (kind != "ngram")
+    return invalid_argument(
+               "draft '{}' is unknown; give ngram, with :match=N,most=N if need be, policy:streaming:cap=N, or off",
+               spec)
+        .about({"draft"});
   for (std::string_view rest = spec.substr(std::min(spec.size(), kind.size() + 1)); !rest.empty();) {
     const std::string_view part = rest.substr(0, rest.find(','));
     rest.remove_prefix(std::min(rest.size(), part.size() + 1));
@@ -76,11 +87,38 @@ std::vector<TokenId> Drafting::draft(std::span<const TokenId> history, TokenId n
   return tokens_that_followed(history, next, options_.match, length_);
 }
 
+int Drafting::wanted() {
+  if (plain_seconds_ == 0) return 0;
+  if (pause_ > 0) {
+    --pause_;
+    return 0;
+  }
+  return length_;
+}
+
+void Drafting::note_seconds(double seconds, int tokens, bool drafted) {
+  if (options_.policy.empty()) return;
+  if (!drafted) {
+    plain_seconds_ = plain_seconds_ == 0 ? seconds : plain_seconds_ + (seconds - plain_seconds_) / 4;
+    return;
+  }
+  drafted_seconds_ += seconds;
+  drafted_tokens_ += tokens;
+  if (++drafted_passes_ < kTrial) return;
+  const bool pays = drafted_seconds_ < plain_seconds_ * static_cast<double>(drafted_tokens_);
+  // Passes without drafts take longer as the text grows: a pause of one token lets one be timed again.
+  losses_ = pays ? 0 : losses_ + 1;
+  pause_ = pays ? 1 : std::min(kShortestTrialPause << std::min(losses_ - 1, 6), kLongestTrialPause);
+  drafted_seconds_ = 0;
+  drafted_tokens_ = drafted_passes_ = 0;
+}
+
 void Drafting::note(int drafted, int came_true) {
   drafted_ += drafted;
   came_true_ += came_true;
   if (came_true == 0) {
-    pause_ = std::min(1 << std::min(failures_++, 6), kLongestPause);
+    // What the model's own drafts cost is timed.
+    if (options_.policy.empty()) pause_ = std::min(1 << std::min(failures_++, 6), kLongestPause);
     length_ = std::max(length_ / 2, 1);
     return;
   }

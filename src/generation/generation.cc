@@ -290,6 +290,23 @@ GenerationState Generation::state() const {
           grammar_ended_,  thoughts_,        forced_,       sample_};
 }
 
+Generation Generation::lookahead() const {
+  Generation copy(*tokenizer_, {sampler_, limits_, matcher_, stream_});
+  copy.max_tokens_ = max_tokens_;
+  copy.ignore_eos_ = ignore_eos_;
+  copy.show_special_ = show_special_;
+  copy.forced_ = forced_;
+  copy.sample_ = sample_;
+  copy.tokens_ = tokens_;
+  copy.pending_ = pending_;
+  copy.undrawn_ = undrawn_;
+  copy.finish_reason_ = finish_reason_;
+  copy.grammar_ = grammar_;
+  copy.grammar_ended_ = grammar_ended_;
+  copy.thoughts_ = thoughts_;
+  return copy;
+}
+
 Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
   KVASIR_CHECK(!pending_);
   if (finished()) return std::optional<TokenId>();

@@ -102,6 +102,10 @@ class Generation {
   // Makes a token of forced() the pending one, in place of push(). REQUIRES: nothing is pending; not finished.
   void force(TokenId token);
 
+  // Returns a copy that draws as this generation will, given the same logits: for guesses at its next tokens. Its text
+  // and choices are those from here on, and it has no drafts.
+  Generation lookahead() const;
+
   // The drafts of GenerateOptions::draft; null without them. A state() has none.
   Drafting* drafting() { return drafting_ ? &*drafting_ : nullptr; }
   const Drafting* drafting() const { return drafting_ ? &*drafting_ : nullptr; }

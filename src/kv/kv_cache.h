@@ -163,7 +163,11 @@ class KvSequence {
   Status append(int tokens);
   // The least PageTable::room_to_take_back of all tables; 0 where layers have states, which cannot go back.
   int room_to_take_back(int tokens) const;
-  // Takes back the newest tokens of the last append. REQUIRES: as PageTable::take_back.
+  // Returns whether every table puts the next token into a column that holds tokens already.
+  bool shares_column() const {
+    return std::ranges::all_of(tables_, [](const PageTable& table) { return table.shares_column(); });
+  }
+  // Takes back the newest tokens, which may have been appended one by one. REQUIRES: as PageTable::take_back.
   void take_back(int tokens) {
     for (PageTable& table : tables_) table.take_back(tokens);
   }

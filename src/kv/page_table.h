@@ -78,8 +78,10 @@ class PageTable {
   // Returns how many tokens, at most `tokens`, may be appended together with the next one so that take_back leaves no
   // trace of them: they share its column, and no column is sealed for them.
   int room_to_take_back(int tokens) const;
-  // Takes back the newest tokens of the last append, as if they had not been appended. REQUIRES: no more than
-  // room_to_take_back() said then; nothing has changed since.
+  // Returns whether the next token goes into a column that holds tokens already.
+  bool shares_column() const { return tokens_.layout().runs() == 1 && tokens_.room(0) > 0; }
+  // Takes back the newest tokens, as if they had not been appended. REQUIRES: no more than room_to_take_back() said
+  // before they were, and the one before them too if shares_column() was true then; nothing else has changed since.
   void take_back(int tokens);
   // Ends a pass: gives back the open pages of the columns that it sealed. Called before any other change.
   void end_pass();

@@ -171,10 +171,16 @@ void RequestPasses::give_way_to(Request& unstarted, const Status& why) {
 
 // Gives generated tokens rows for their drafts where the pass is small: the more rows, the more a row that comes to
 // nothing costs.
-void RequestPasses::add_drafts(Pass& pass) const {
-  if (std::ranges::none_of(pass.turns, [](const Turn& turn) { return turn.task->drafts() > 0; })) return;
+void RequestPasses::add_drafts(Pass& pass) {
   const auto generating = std::ranges::count_if(pass.turns, [](const Turn& turn) { return !turn.task->reads(); });
-  const auto most = static_cast<int>(kRowsWithDrafts / generating) - 1;
+  if (generating == 0) return;
+  const auto most = std::max(static_cast<int>(kRowsWithDrafts / generating) - 1, 0);
+  // A text whose drafting was given up halfway ends with an error at its next turn.
+  static_cast<void>(guarded([&] {
+    parts_.runner->draft(pass.turns, most);
+    return Status();
+  }));
+  if (std::ranges::none_of(pass.turns, [](const Turn& turn) { return turn.task->drafts() > 0; })) return;
   const auto set_drafts = [&](int bound) {
     for (Turn& turn : pass.turns)
       if (const int drafts = turn.task->drafts(); drafts > 0) turn.most_rows = 1 + std::clamp(bound, 0, drafts);

@@ -57,7 +57,7 @@ class RequestPasses {
   Status open_rows(Request& request);
   Status start_behind_session(Request& request);
   void give_way_to(Request& unstarted, const Status& why);
-  void add_drafts(Pass& pass) const;
+  void add_drafts(Pass& pass);
   void fit(Pass& pass);
   void drop_what_waits_for_swap(Pass& pass);
   static Rows rows_of(const Pass& pass);

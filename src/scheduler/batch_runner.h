@@ -30,11 +30,15 @@ class BatchRunner {
   Step::Plan plan(std::span<const Turn> turns) const { return step_.plan(requests_of(turns)); }
   Step::Plan plan(const Turn& turn) const { return plan({&turn, 1}); }
 
+  // Lets the model make the drafts that tasks want of it (Task::drafts_wanted), at most `most` for each, by passes of
+  // their own. Call it before the pass that checks them, or never: then there are none. What does not fit is left out.
+  void draft(std::span<const Turn> turns, int most = kMostDrafts);
   // Runs one pass and gives each task its result, on all threads; a task fails alone (Task::status). Errors:
   // kResourceExhausted for a pass that does not fit: nothing has happened.
   Status pass(std::span<const Turn> turns);
   Status pass(Task& task) {
     const Turn turn{&task};
+    draft({&turn, 1});
     return pass({&turn, 1});
   }
 
@@ -48,6 +52,7 @@ class BatchRunner {
   std::shared_ptr<LoadedModel> model_;
   std::shared_ptr<KvCache> cache_;
   Step step_;
+  double drafting_seconds_ = 0;  // since the last pass
 };
 
 }  // namespace kvasir

@@ -30,6 +30,11 @@ Status check_seeds(std::uint64_t seed, int samples) {
       .about({"seed", "samples"});
 }
 
+Status check_draft(std::string_view draft) {
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<DraftOptions> options, parse_draft(draft));
+  return options && !options->policy.empty() ? parse_draft_view(options->policy).status() : Status();
+}
+
 Task::Task(TextState* text, std::vector<TokenId> prompt, std::optional<Generation> generation)
     : text_(text),
       replayable_(text->sequence == nullptr),
@@ -69,17 +74,61 @@ void Task::draft() {
   if (drafting == nullptr || !pass_.empty() || !drafting->refused().empty()) return;
   const Sequence& sequence = *text_->sequence;
   // A token that the grammar forces is not drawn, so the draws behind it would be others.
+  const bool by_model = !drafting->policy().empty();
   const std::string_view refused = generation_->has_grammar() ? "the text has a grammar"
                                    : watch_ != nullptr        ? "the text promises quality"
+                                   : by_model                 ? sequence.drafting_refused()
                                                               : sequence.drafts_refused();
   if (!refused.empty()) return drafting->refuse(refused);
   const std::int64_t left = std::min(context_left(sequence), generation_->tokens_left()) - 1;
   const int most = sequence.most_drafts(static_cast<int>(std::min<std::int64_t>(left, kMostDrafts)));
   pass_ = {next_};
   if (most == 0) return;
+  if (by_model) return want_drafts(most);
   const std::vector<TokenId> drafts =
       drafting->draft(replayable_ ? std::span<const TokenId>(tokens_) : std::span<const TokenId>(text_->newest), next_);
   pass_.insert(pass_.end(), drafts.begin(), drafts.begin() + std::min<std::ptrdiff_t>(std::ssize(drafts), most));
+}
+
+void Task::want_drafts(int most) {
+  Drafting& drafting = *generation_->drafting();
+  if (!view_) {
+    const Result<DraftView> view = parse_draft_view(drafting.policy());
+    if (!view.ok()) return drafting.refuse("draft names no policy that the model can draft under");
+    view_ = *view;
+  }
+  // Asked before a pause is shortened: a text that the view holds whole has nothing to gain.
+  if (!text_->sequence->may_draft(*view_, most)) return;
+  wanted_ = std::min(drafting.wanted(), most);
+}
+
+Sequence::Input Task::drafting_input() const {
+  Sequence::Input input;
+  input.rest = std::span(pass_).last(1);
+  input.source = Source::kGenerated;
+  input.view = view_;
+  return input;
+}
+
+bool Task::take_draft(const StepResult& result) {
+  if (!result.status.ok()) return false;
+  if (!lookahead_) lookahead_ = generation_->lookahead();
+  lookahead_->accept(pass_.back());
+  const Result<std::optional<TokenId>> token = lookahead_->push(result.logits);
+  if (!token.ok() || !*token) return false;
+  pass_.push_back(**token);
+  return std::ssize(pass_) <= wanted_;
+}
+
+void Task::end_drafting() {
+  wanted_ = 0;
+  lookahead_.reset();
+  if (text_->sequence != nullptr && text_->sequence->status().ok()) text_->sequence->take_back_drafting();
+}
+
+void Task::note_seconds(double seconds, double drafting) {
+  Drafting* const drafts = generation_ ? generation_->drafting() : nullptr;
+  if (drafts != nullptr && gave_ > 0) drafts->note_seconds(seconds + (drafted_ ? drafting : 0), gave_, drafted_);
 }
 
 int Task::judge(const StepResult& result) {
@@ -113,7 +162,7 @@ void Task::take_judged(const StepResult& result) {
   take_logits(result);
   if (!generation_->pending()) next_ = kNoToken;
   pass_.clear();
-  judged_ = 0;
+  judged_ = wanted_ = 0;
 }
 
 bool Task::reads() const {
@@ -171,12 +220,18 @@ Sequence::Input Task::input(int most_rows) const {
 }
 
 void Task::take(const StepResult& result) {
+  drafted_ = judged_ > 0;
+  gave_ = 0;
   if (!result.status.ok()) {
     fail(result.status);
     return;
   }
-  if (judged_ > 0) return take_judged(result);
+  if (judged_ > 0) {
+    gave_ = judged_;
+    return take_judged(result);
+  }
   const bool generated = run_ == tokens_.size();
+  if (generated) gave_ = 1;
   const bool replayed = replays();
   if (generated && !replayable_) {
     note_newest({&next_, 1});
@@ -193,6 +248,7 @@ void Task::take(const StepResult& result) {
   if (generated) {
     fresh_ += generation_->accept(std::exchange(next_, kNoToken));
     pass_.clear();
+    wanted_ = 0;
   }
   for (; forced_ > 0 && run_ + forced_ > tokens_.size(); --forced_) {
     const TokenId token = tokens_[tokens_.size() - forced_];
@@ -294,6 +350,7 @@ void Task::release() {
   KVASIR_CHECK(replayable_);
   text_->sequence.reset();
   run_ = 0;
+  wanted_ = 0;
   if (dropped_) dropped_->done = false;
 }
 

@@ -42,6 +42,9 @@ GenerateOptions with_seed(GenerateOptions options);
 // a seed". Errors: kInvalidArgument.
 Status check_seeds(std::uint64_t seed, int samples);
 
+// Checks GenerateOptions::draft, with the policy that it may name. Errors: kInvalidArgument.
+Status check_draft(std::string_view draft);
+
 class Task : public DraftJudge {
  public:
   // Reads `prompt` behind the text, then, given a `generation`, continues the text. The text must outlive the task. A
@@ -64,6 +67,18 @@ class Task : public DraftJudge {
 
   // Returns the number of drafts that the next pass runs behind the drawn token, if it may have as many rows.
   int drafts() const { return run_ == tokens_.size() && !pass_.empty() ? static_cast<int>(pass_.size()) - 1 : 0; }
+  // Returns how many drafts the model itself should make for the next pass, by passes of drafting_input(). REQUIRES:
+  // prepare() returned true.
+  int drafts_wanted() const { return run_ == tokens_.size() ? wanted_ : 0; }
+  // Returns the next token to run for a draft. Valid until the task changes. REQUIRES: drafts_wanted() > 0.
+  Sequence::Input drafting_input() const;
+  // Takes the result of such a pass. Returns whether there is a further draft to make.
+  bool take_draft(const StepResult& result);
+  // Ends drafting, wherever it is. The next pass runs what was drafted.
+  void end_drafting();
+  // Takes in the seconds of the last pass, and of the passes that made its drafts.
+  void note_seconds(double seconds, double drafting);
+
   // Draws the token behind each row, and lets the rows stay that those tokens are in.
   int judge(const StepResult& result) override;
   // Takes the result of the pass. A failed pass ends the task. REQUIRES: the pass ran input().
@@ -129,6 +144,7 @@ class Task : public DraftJudge {
  private:
   void note_newest(std::span<const TokenId> tokens);
   void draft();
+  void want_drafts(int most);
   void take_judged(const StepResult& result);
   void take_logits(const StepResult& result);
   void drop_thoughts();
@@ -157,7 +173,13 @@ class Task : public DraftJudge {
   TokenId next_ = kNoToken;    // drawn but not run yet
   std::vector<TokenId> pass_;  // `next_` and its drafts; empty: not drafted yet
   int judged_ = 0;             // of these, those that came true in the pass that runs
-  std::string fresh_;          // text that take_text will return
+  // Of drafts that the model makes:
+  std::optional<DraftView> view_;
+  std::optional<Generation> lookahead_;  // behind the newest draft
+  int wanted_ = 0;                       // drafts to make
+  int gave_ = 0;          // tokens that the last pass with one generated row or with drafts gave the text
+  bool drafted_ = false;  // it had drafts
+  std::string fresh_;     // text that take_text will return
   int prompt_logprobs_ = -1;
   std::vector<GeneratedToken> prompt_choices_;  // of the prompt's tokens from the second on
   Pooling pooling_ = Pooling::kNone;

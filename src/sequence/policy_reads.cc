@@ -20,9 +20,16 @@ std::uint64_t PolicyReads::bytes_for(const KvSequence& tables, const PolicyChunk
 
 void PolicyReads::begin_chunk(const PolicyChunk& chunk) {
   chunk_ = chunk;
+  read_by_draft_.clear();
   hidden_.assign(static_cast<std::size_t>(chunk.rows), {});
   find_hidden(policy_, chunk, hidden_);
   if (selector_ != nullptr) selector_->reserve(chunk.end());
+}
+
+void PolicyReads::begin_drafting(const PolicyChunk& chunk, IndexRange unseen) {
+  chunk_ = chunk;
+  hidden_.assign(1, {});
+  read_by_draft_ = {{0, unseen.begin}, {unseen.end, chunk.end()}};
 }
 
 void PolicyReads::describe(const KvSequence& tables, Position window, int first, int rows, BatchSequence* sequence,
@@ -32,8 +39,8 @@ void PolicyReads::describe(const KvSequence& tables, Position window, int first,
   const auto hidden = std::span(hidden_).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(rows));
   for (std::size_t t = 0; t < governed; ++t) {
     const int table = static_cast<int>(t);
-    reads_.clear();
-    const bool selects = unread_ != nullptr && unread_->reads(chunk_, table, reads_);
+    reads_ = read_by_draft_;
+    const bool selects = !reads_.empty() || (unread_ != nullptr && unread_->reads(chunk_, table, reads_));
     describe_table(tables.table(table), hidden, window, &out[t], selects ? &reads_ : nullptr);
     biases_.describe(tables, table, chunk_.first, &out[t]);
   }

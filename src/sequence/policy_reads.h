@@ -31,6 +31,9 @@ class PolicyReads {
   std::uint64_t bytes_for(const KvSequence& tables, const PolicyChunk& chunk) const;
 
   void begin_chunk(const PolicyChunk& chunk);
+  // Describes a chunk of one row that the policy is not told of, and that does not read `unseen`. REQUIRES: no
+  // selector.
+  void begin_drafting(const PolicyChunk& chunk, IndexRange unseen);
   // Describes rows [first, first + rows) of the chunk, which run next: sets `out`, one for each table, and the
   // sequence's selector. `window`: of the governed layers. Valid until end_pass.
   void describe(const KvSequence& tables, Position window, int first, int rows, BatchSequence* sequence,
@@ -44,6 +47,7 @@ class PolicyReads {
   std::unique_ptr<SequenceSelector> selector_;
   SlotBiases biases_;
   PolicyChunk chunk_;
+  std::vector<IndexRange> read_by_draft_;   // in place of what the policy says; empty: the chunk is no draft
   std::vector<IndexRange> hidden_;          // [chunk rows]
   std::vector<IndexRange> nothing_hidden_;  // [rows of a pass]
   std::vector<IndexRange> reads_;           // of a table, while it is described

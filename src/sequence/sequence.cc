@@ -121,7 +121,23 @@ Status Sequence::resume(const Counters& counters) {
   return {};
 }
 
+// The rows of such passes are rows of no chunk: the policy is not told of them.
+Sequence::PassPlan Sequence::plan_drafting(const DraftView& view) const {
+  PassPlan plan;
+  const TokenIndex next = tables_.next_index();
+  plan.chunk = {next, 1, false, 0};
+  plan.rows = plan.logits = 1;
+  plan.unseen = {std::min(view.sinks, next), std::max(next + 1 - view.recent, std::min(view.sinks, next))};
+  const KvSequence::Room room = tables_.plan_append(1);
+  plan.state = state_.bytes();
+  plan.bytes = room.append;
+  plan.reserve = room.reserve;
+  return plan;
+}
+
 Sequence::PassPlan Sequence::plan_pass(const Input& input) const {
+  if (input.view) return plan_drafting(*input.view);
+  KVASIR_CHECK(drafting_ == 0);
   PassPlan plan;
   const auto rest = static_cast<std::int64_t>(input.rest.size());
   plan.begins_chunk = !in_chunk();
@@ -170,7 +186,7 @@ Status Sequence::make_room(const PassPlan& plan) {
     status_ = std::move(before);
     return why;
   };
-  if (plan.begins_chunk) {
+  if (plan.begins_chunk && !plan.is_drafting()) {
     if (const IndexRange rotated = will_rotate(*policy_, plan.chunk); !rotated.empty())
       if (Status status = tables_.only_table().unshare(rotated); !status.ok()) return refuse(std::move(status));
     prepare_tables(*policy_, plan.chunk, context(), &tables_);
@@ -184,6 +200,11 @@ Status Sequence::make_room(const PassPlan& plan) {
   if (!status.ok()) {
     KVASIR_CHECK(state_.try_resize(state));
     return refuse(std::move(status));
+  }
+  if (plan.is_drafting()) {
+    reads_.begin_drafting(plan.chunk, *plan.unseen);
+    ++drafting_;
+    return {};
   }
   if (plan.begins_chunk) {
     chunk_ = plan.chunk;
@@ -208,6 +229,22 @@ std::string_view Sequence::drafts_refused() const {
   if (tables_.states().exist()) return "the model's layers have states, which cannot go back";
   if (!offloaded_.empty()) return "tokens are outside memory";
   return {};
+}
+
+std::string_view Sequence::drafting_refused() const {
+  if (const std::string_view refused = drafts_refused(); !refused.empty()) return refused;
+  if (policy_->traits().compacts) return "the policy keeps single tokens, and the model drafts from ranges of them";
+  return {};
+}
+
+bool Sequence::may_draft(const DraftView& view, int drafts) const {
+  // The drawn token is taken back too: it must not be the first of its page.
+  return drafts > 0 && tables_.next_index() > view.tokens() && drafting_refused().empty() && tables_.shares_column();
+}
+
+void Sequence::take_back_drafting() {
+  if (drafting_ > 0) tables_.take_back(drafting_);
+  drafting_ = 0;
 }
 
 int Sequence::most_drafts(int wanted) const {
@@ -241,8 +278,10 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
   sequence.rotation_shift = shape_.rotation_shift();
   sequence.logits = plan.logits;
   sequence.hidden = plan.hidden;
-  sequence.listener = listener_.begin_pass(plan.first, plan.rows);
-  sequence.offloaded = offloaded_.begin_pass(chunk_, plan.first + plan.rows, tables_);
+  if (!plan.is_drafting()) {
+    sequence.listener = listener_.begin_pass(plan.first, plan.rows);
+    sequence.offloaded = offloaded_.begin_pass(chunk_, plan.first + plan.rows, tables_);
+  }
   batch->tokens.insert(batch->tokens.end(), tokens.begin(), tokens.begin() + plan.rows);
   *tables_in_use += static_cast<std::size_t>(sequence.tables);
   if (batch->tables.size() < *tables_in_use) batch->tables.resize(*tables_in_use);
@@ -255,6 +294,12 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
 }
 
 void Sequence::finish_pass(const PassPlan& plan, int rows) {
+  if (plan.is_drafting()) {
+    tables_.end_pass();
+    reads_.end_pass();
+    status_ = {};
+    return;
+  }
   KVASIR_CHECK(rows == plan.rows || (rows >= 1 && rows < plan.rows && plan.has_drafts()));
   if (rows < plan.rows) {
     tables_.take_back(plan.rows - rows);

@@ -18,6 +18,7 @@
 #include "offload/offloaded_tokens.h"
 #include "retention/policy.h"
 #include "runtime/loaded_model.h"
+#include "sequence/draft_view.h"
 #include "sequence/policy_listener.h"
 #include "sequence/policy_reads.h"
 
@@ -71,6 +72,9 @@ class Sequence {
     // The last this many of `rest` are drafts, which a pass may take back (finish_pass). It runs as many as fit behind
     // the first, a generated token.
     int drafts = 0;
+    // Set: the pass runs the first of `rest`, a generated token, which attends to this view alone, for the logits
+    // behind it. take_back_drafting() must follow before any other call. REQUIRES: may_draft().
+    std::optional<DraftView> view;
   };
 
   // The next pass: some rows of a chunk.
@@ -79,13 +83,15 @@ class Sequence {
     bool begins_chunk = true;
     int first = 0;  // row of the chunk
     int rows = 0;
-    int logits = 0;             // of the last this many rows
-    int hidden = 0;             // hidden states of the last this many rows
-    std::uint64_t bytes = 0;    // that the rows take: pages, tables, and the growth of `state`
-    std::uint64_t state = 0;    // most bytes of policy state until the chunk has ended
+    int logits = 0;                    // of the last this many rows
+    int hidden = 0;                    // hidden states of the last this many rows
+    std::optional<IndexRange> unseen;  // tokens outside Input::view
+    std::uint64_t bytes = 0;           // that the rows take: pages, tables, and the growth of `state`
+    std::uint64_t state = 0;           // most bytes of policy state until the chunk has ended
     std::uint64_t reserve = 0;  // bytes that must also be available, for copies of shared pages at the chunk's end
     bool ends_chunk() const { return first + rows == chunk.rows; }
     bool has_drafts() const { return !chunk.prompt && rows > 1; }
+    bool is_drafting() const { return unseen.has_value(); }
   };
   // Plans as many of the first tokens of `input.rest` as share a chunk, or complete the one under way, up to most_rows.
   // REQUIRES: status().ok().
@@ -105,6 +111,13 @@ class Sequence {
   int most_drafts(int wanted) const;
   // Returns why the text can have no drafts, or an empty text.
   std::string_view drafts_refused() const;
+
+  // Returns whether the sequence itself may now draft `drafts` tokens behind the next generated one, by as many passes
+  // with Input::view. Why it never may: drafting_refused(). REQUIRES: drafts <= most_drafts(drafts).
+  bool may_draft(const DraftView& view, int drafts) const;
+  std::string_view drafting_refused() const;
+  // Takes back the rows of all passes with Input::view since the last call: they leave no trace.
+  void take_back_drafting();
 
   // Ok, or why the sequence cannot go on: the policy cannot serve the model, or a pass was abandoned halfway. The
   // sequence may then only be looked at and destroyed.
@@ -168,6 +181,7 @@ class Sequence {
   std::uint64_t most_state(const PolicyChunk& chunk) const;
   void count_seen(std::int64_t most);
   void prune();
+  PassPlan plan_drafting(const DraftView& view) const;
 
   std::shared_ptr<LoadedModel> model_;
   std::shared_ptr<KvCache> cache_;
@@ -180,6 +194,7 @@ class Sequence {
   OffloadedTokens offloaded_;
   MemoryCharge state_;  // of the state of policy and selector
   int most_rows_ = 1;   // of any chunk so far
+  int drafting_ = 0;    // rows to take back
 
   PolicyChunk chunk_;  // under way
   int done_ = 0;       // rows of it that have run

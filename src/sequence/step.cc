@@ -141,7 +141,9 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
   });
   for (std::size_t i = 0; i < requests.size(); ++i) {
     StepResult& result = results[i];
-    if (finite[i] == 0) {
+    if (finite[i] == 0 && plan.passes[i].is_drafting()) {
+      result.status = data_loss("the logits of a draft are NaN");
+    } else if (finite[i] == 0) {
       const Sequence& sequence = *requests[i].sequence;
       const char* const cause = sequence.adapters().empty()
                                     ? "the file is damaged, unless --kv full with --kv-type f16 gives a text"

@@ -43,7 +43,7 @@ struct StepRequest {
 // The result of a request. Spans are valid until the next step.
 struct StepResult {
   // An error where the sequence cannot go on: its logits or hidden states are NaN or infinite (kDataLoss), or offloaded
-  // tokens could not be read back.
+  // tokens could not be read back. After a pass with Sequence::Input::view it can, but has no draft.
   Status status;
   int tokens = 0;                 // number of tokens that ran, and stay
   std::int64_t first = 0;         // index of the token that `logits` begin with

@@ -250,6 +250,7 @@ Result<GenerateResult> SessionImpl::generate(const GenerateOptions& options,
   return when_loaded([&]() -> Result<GenerateResult> {
     KVASIR_RETURN_IF_ERROR(validate(options, model_->config.vocabulary));
     KVASIR_RETURN_IF_ERROR(check_forced_texts(options, 1));
+    KVASIR_RETURN_IF_ERROR(check_draft(options.draft));
     KVASIR_RETURN_IF_ERROR(check_continuable());
 
     const std::int64_t prompt_tokens = std::exchange(unreported_, 0);
@@ -311,6 +312,7 @@ Result<std::vector<GenerateResult>> SessionImpl::sample(
     KVASIR_RETURN_IF_ERROR(validate(options, model_->config.vocabulary));
     KVASIR_RETURN_IF_ERROR(check_width("samples", count));
     KVASIR_RETURN_IF_ERROR(check_forced_texts(options, count));
+    KVASIR_RETURN_IF_ERROR(check_draft(options.draft));
     KVASIR_RETURN_IF_ERROR(check_continuable());
     const Generation first = new_generation(options);
     const std::uint64_t seed = first.state().sampler.options.seed;

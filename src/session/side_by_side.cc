@@ -35,6 +35,7 @@ Status run_samples(BatchRunner& runner, std::span<Task> tasks, std::span<TextSta
       running.pop_back();
     }
     if (turns.empty()) break;
+    runner.draft(turns);
     KVASIR_RETURN_IF_ERROR(runner.pass(turns));
     for (const std::size_t s : running)
       if (const std::string text = tasks[s].take_text(); !text.empty() && on_text && !on_text(s, text))

@@ -15,8 +15,9 @@ TEST(Drafting, ReadsItsOptions) {
   EXPECT_EQ((*parse_draft("ngram"))->match, 3);
   EXPECT_EQ((*parse_draft("ngram:match=2,most=4"))->match, 2);
   EXPECT_EQ((*parse_draft("ngram:most=4"))->most, 4);
+  EXPECT_EQ((*parse_draft("policy:streaming:cap=5"))->policy, "streaming:cap=5");
   for (const char* wrong : {"n", "ngram:", "ngram:x=1", "ngram:most=0", "ngram:most=8", "ngram:match=17", "ngram:most",
-                            "ngram:most=", "ngram:most=3x", "ngram,most=3", "on"}) {
+                            "ngram:most=", "ngram:most=3x", "ngram,most=3", "on", "policy", "policy:"}) {
     if (std::string_view(wrong) == "ngram:") continue;
     EXPECT_EQ(parse_draft(wrong).status().code(), StatusCode::kInvalidArgument) << wrong;
     EXPECT_FALSE(parse_draft(wrong).status().message().empty());
@@ -55,6 +56,27 @@ TEST(Drafting, AgreesWithAPlainSearch) {
     }
     EXPECT_EQ(tokens_that_followed(std::span(all).first(all.size() - 1), all.back(), match, most), expected);
   }
+}
+
+// Drafts of the model wait for a pass without drafts, and pause, longer each time, while they take longer than those.
+TEST(Drafting, OfTheModelPauseWhereTheyTakeLonger) {
+  Drafting drafting(DraftOptions{.policy = "window:size=8"});
+  EXPECT_EQ(drafting.wanted(), 0);
+  drafting.note_seconds(1, 1, false);
+  for (const int pause : {32, 64, 128}) {
+    for (int pass = 0; pass < 8; ++pass) {
+      EXPECT_GT(drafting.wanted(), 0);
+      drafting.note_seconds(5, 4, true);
+    }
+    for (int token = 0; token < pause; ++token) EXPECT_EQ(drafting.wanted(), 0);
+  }
+  // Where they pay, one token in eight passes is without drafts.
+  for (int pass = 0; pass < 8; ++pass) {
+    EXPECT_GT(drafting.wanted(), 0);
+    drafting.note_seconds(3, 4, true);
+  }
+  EXPECT_EQ(drafting.wanted(), 0);
+  EXPECT_GT(drafting.wanted(), 0);
 }
 
 TEST(Drafting, PausesWhereNothingComesTrue) {

@@ -120,6 +120,59 @@ TEST(Drafts, AreForPoliciesThatRest) {
   }
 }
 
+// As ChangeNoBit, where the model drafts under a view of its own: mostly of fewer tokens than the text's policy keeps.
+TEST(Drafts, OfTheModelChangeNoBit) {
+  const TemporaryFile file(make_random_model(crowd_spec()));
+  std::int64_t came_true = 0, wrong = 0, refused = 0;
+  for (const char* type : {"f16", "q4", "k=q8,v=q2,recent=20"}) {
+    for (const std::string& policy : all_policies_in_use()) {
+      for (const float temperature : {0.0F, 0.3F}) {
+        SCOPED_TRACE(fmt::format("{} {} {}", policy, type, temperature));
+        const auto model = load(file.path(), {.threads = 1, .kv_type = type, .page_slots = 16});
+        Drafted plain(model, policy, "", temperature),
+            drafted(model, policy, "policy:streaming:sinks=2,window=20", temperature);
+        const auto report = drafted.task->generation().result().draft;
+        ASSERT_TRUE(report.has_value());
+        EXPECT_EQ(report->refused.empty(), report->drafted > 0) << report->refused;
+        EXPECT_EQ(plain.passes - drafted.passes, report->came_true);
+        came_true += report->came_true;
+        wrong += report->drafted - report->came_true;
+        refused += report->refused.empty() ? 0 : 1;
+        ASSERT_NO_FATAL_FAILURE(expect_same(drafted, plain));
+      }
+    }
+  }
+  EXPECT_GT(came_true, 300);
+  EXPECT_GT(wrong, 30);
+  EXPECT_GT(refused, 40);
+}
+
+// Drafts are drawn as the text is, so that most come true where the view lacks little, sampled too. A view that holds
+// the whole text makes none.
+TEST(Drafts, OfTheModelSeeWhatTheViewHolds) {
+  const TemporaryFile file(make_random_model(crowd_spec()));
+  const auto model = load(file.path(), {.threads = 1});
+  const auto most =
+      Drafted(model, "full", "policy:streaming:sinks=40,window=26", 0.8F, 24).task->generation().result().draft;
+  EXPECT_GT(most->drafted, 8);
+  EXPECT_GT(2 * most->came_true, most->drafted) << most->drafted;
+  const auto none = Drafted(model, "full", "policy:window:size=200", 0).task->generation().result().draft;
+  EXPECT_EQ(none->drafted, 0);
+  EXPECT_EQ(none->refused, "");
+}
+
+TEST(Drafts, OfTheModelNameAPolicyByRange) {
+  for (const char* spec : {"", "off", "ngram", "policy:streaming:cap=512", "policy:window:size=64"})
+    EXPECT_TRUE(check_draft(spec).ok()) << spec << check_draft(spec).message();
+  for (const char* spec :
+       {"policy", "policy:", "policy:full", "policy:h2o:budget=64", "policy:snapkv:budget=64", "policy:streaming:cap=x",
+        "policy:nothing", "policy:streaming:cap=64,realign=rotate,demote=q8"}) {
+    const Status status = check_draft(spec);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << spec;
+    EXPECT_NE(status.message(), "") << spec;
+  }
+}
+
 // A stop string within drafts ends the text where it would end it alone.
 TEST(Drafts, EndWhereTheTextEnds) {
   const TemporaryFile file(make_random_model(crowd_spec()));

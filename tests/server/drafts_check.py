@@ -29,8 +29,12 @@ def check_answers(server):
         assert "draft" not in plain["kv"]
         report = drafted["kv"]["draft"]
         assert report["refused"] is None and 0 <= report["came_true"] <= report["drafted"], report
+        by_model = answer(server, draft="policy:streaming:cap=32", **more)
+        assert told(plain) == told(by_model), more
     drafted = answer(server, draft="ngram")
     assert drafted["kv"]["draft"]["came_true"] > 20, drafted["kv"]
+    drafted = answer(server, draft="policy:streaming:cap=64")
+    assert drafted["kv"]["draft"]["came_true"] > 5, drafted["kv"]
     assert answer(server, draft="off")["kv"].get("draft") is None
 
 
@@ -38,14 +42,16 @@ def check_refusals(server):
     refused = answer(server, draft="ngram", kv={"policy": "h2o:budget=64"})["kv"]["draft"]
     assert refused["drafted"] == 0 and "policy" in refused["refused"], refused
     assert "grammar" in answer(server, draft="ngram", logprobs=None, ignore_eos=False, guided_regex="[a-z ]{20}")["kv"]["draft"]["refused"]
-    for wrong in ("more", "ngram:most=9", "ngram:x=1", 3):
+    refused = answer(server, draft="policy:window:size=32", kv={"policy": "snapkv:budget=64,window=8"})["kv"]["draft"]
+    assert refused["drafted"] == 0 and "single tokens" in refused["refused"], refused
+    for wrong in ("more", "ngram:most=9", "ngram:x=1", "policy:", "policy:h2o:budget=64", "policy:streaming:cap=x", 3):
         status, got = server.complete(**{**ASK, "draft": wrong})
         assert status == 400 and got["error"]["param"] == "draft", got
 
 
 def check_crowd(server):
     """Requests side by side, some with drafts, have the answers that they have alone."""
-    bodies = [{"prompt": TALE * (1 + i % 4), "seed": i, "temperature": 0.5, **({"draft": "ngram:match=1"} if i % 3 else {})} for i in range(12)]
+    bodies = [{"prompt": TALE * (1 + i % 4), "seed": i, "temperature": 0.5, **({"draft": "ngram:match=1"} if i % 3 == 1 else {"draft": "policy:streaming:cap=24"} if i % 3 else {})} for i in range(12)]
     alone = [answer(server, **{**body, "draft": "off"}) for body in bodies]
     got = [None] * len(bodies)
 
