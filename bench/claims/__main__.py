@@ -8,6 +8,7 @@ need it are left out without it. Runs that are in RESULTS are not run again. --l
 been run instead of running it.
 """
 import argparse
+import os
 import pathlib
 import sys
 
@@ -47,7 +48,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     here = pathlib.Path(__file__).resolve().parents[2]
     parser.add_argument("--kvasir", default=str(here / "build/release/bin/kvasir"))
-    parser.add_argument("--model", default="smollm2-135m-instruct")
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    parser.add_argument("--model", default=str(cache / "kvasir/models/SmolLM2-135M-Instruct.Q4_1.gguf"), help="default: the one that scripts/run fetches")
     parser.add_argument("--mini", default=str(here / "models/kvasir-mini-16m-q8_0.gguf"))
     parser.add_argument("--books")
     parser.add_argument("--mmlu")
