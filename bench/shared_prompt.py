@@ -64,7 +64,7 @@ def together(server, options, system, bypass):
     status, _, plan = server.ask("POST", "/v1/kv/plan", {"policy": "full", "prompt_tokens": tokens, "max_tokens": answer})
     assert status == 200, plan
     return {"requests": requests, "prefixes": not bypass, "seconds": seconds, "first_token_ms": 1000 * statistics.median(v.first for v in visitors),
-            "prompt_tokens": sum(v.usage["prompt_tokens"] for v in visitors), "computed_tokens": int(computed),
+            "prompt_tokens": sum(v.usage["prompt_tokens"] for v in visitors), "computed_tokens": int(computed), "tokens": tokens + answer,
             "held_bytes": int(held), "most_running": int(running), "plan": json.loads(plan)}, [visitor.text for visitor in visitors]
 
 

@@ -4,12 +4,14 @@
   python3 bench/claims --books FOLDER --out RESULTS [--kvasir PROGRAM] [--model MODEL] [--only NAME ...] [--table FILE.md]
 
 FOLDER has .txt files: each is a text, and results are paired by text. --mmlu names the folder of MMLU's `test` and `dev`; claims that
-need it are left out without it. Runs that are in RESULTS are not run again. --list prints the claims; --missing leaves out what has not
-been run instead of running it.
+need it are left out without it. Runs that are in RESULTS with the same arguments and inputs are not run again. --list prints the
+claims; --missing leaves out what has not been run instead of running it. --update FILE.md replaces the rows of a table by those that
+have been run, adds those that it lacks, and leaves the others as they are.
 """
 import argparse
 import os
 import pathlib
+import re
 import sys
 
 import article
@@ -27,10 +29,8 @@ def outputs(results, claim, run):
     """Returns the outputs of a claim's runs by name, or None where one is missing."""
     found = {}
     for name, args in claim.runs_of(results.values).items():
-        if run:
-            found[name] = results.run(name, args(found) if callable(args) else args)
-        else:
-            found[name] = results.stored(name)
+        args = args(found) if callable(args) else args
+        found[name] = results.run(name, args) if run else results.stored(name, args)
         if found[name] is None:
             return None
     return found
@@ -41,7 +41,19 @@ def rows(results, claims, run):
     for claim in claims:
         found = outputs(results, claim, run)
         if found is not None:
-            yield claim, f"| `{claim.name}` | {claim.says} | {claim.ours(found)} | {WORDS[claim.verdict(found)]} | {claim.reason} |"
+            yield claim, f"| `{claim.name}` | {claim.says} | {claim.ours(found)} | {WORDS[claim.verdict(found)]} | {claim.why(found)} |"
+
+
+def update(text, lines):
+    """Returns a page with the rows of {claim's name: line} in place of its own, new ones in the order of CLAIMS."""
+    rows = {name: line for name, line in re.findall(r"^\| `([^`]+)` (.*)$", text, re.M)}
+    rows = {name: f"| `{name}` {line}" for name, line in rows.items()} | lines
+    for source in dict.fromkeys(claim.source for claim in CLAIMS):
+        table = "\n".join(rows[claim.name] for claim in CLAIMS if claim.source == source and claim.name in rows)
+        text, found = re.subn(rf"(## {re.escape(source)}\n\n[^\n]+\n\|---[^\n]+\n)(?:\|[^\n]*\n)*", lambda m: f"{m[1]}{table}\n", text)
+        if found != 1 and table:
+            sys.exit(f"claims: the page has no table below '## {source}'")
+    return text
 
 
 def main():
@@ -56,9 +68,13 @@ def main():
     parser.add_argument("--out")
     parser.add_argument("--only", nargs="+", default=[])
     parser.add_argument("--table")
+    parser.add_argument("--update")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--missing", action="store_true")
     options = parser.parse_args()
+    known = {claim.name for claim in CLAIMS} | {claim.source for claim in CLAIMS}
+    if unknown := sorted(set(options.only) - known):
+        parser.error(f"there is no claim {', '.join(unknown)}; --list prints them")
     claims = [c for c in CLAIMS if not options.only or c.name in options.only or c.source in options.only]
     if options.list:
         for claim in claims:
@@ -66,18 +82,26 @@ def main():
         return
     if not options.books or not options.out:
         parser.error("--books and --out are required")
+    if not (pathlib.Path(options.books) / "hard-times.txt").is_file():
+        parser.error(f"{options.books} has no hard-times.txt, which some claims read alone")
     values = {"model": options.model, "mini": options.mini, "books": options.books, "mmlu": options.mmlu, "out": options.out,
               "bin": str(pathlib.Path(options.kvasir).parent), "bench": str(here / "bench")}
     claims = [claim for claim in claims if all(values[need] for need in claim.needs)]
-    lines, source = [], None
+    lines, source, named = [], None, {}
     for claim, line in rows(Results(options.out, options.kvasir, values), claims, not options.missing):
         print(line, flush=True)
         if claim.source != source:
             source = claim.source
             lines += ["", f"## {source}", "", "| claim | what it says | measured | verdict | why |", "|---|---|---|---|---|"]
         lines.append(line)
+        named[claim.name] = line
+    if (options.table or options.update) and not named:
+        sys.exit("claims: no claim has been run; nothing is written")
     if options.table:
         pathlib.Path(options.table).write_text("\n".join(lines[1:]) + "\n")
+    if options.update:
+        page = pathlib.Path(options.update)
+        page.write_text(update(page.read_text(), named))
 
 
 if __name__ == "__main__":

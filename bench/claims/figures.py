@@ -2,6 +2,23 @@
 import math
 import pathlib
 import statistics
+import typing
+
+# The 97.5% quantile of Student's t by degrees of freedom; beyond, that of the last.
+T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09, 2.09, 2.08, 2.07,
+     2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05, 2.04, 2.0)
+
+
+class Difference(typing.NamedTuple):
+    """The mean of paired differences, its standard error, and how many there are."""
+    mean: float
+    error: float
+    count: int
+
+    @property
+    def margin(self):
+        """Half of the 95% interval."""
+        return math.inf if self.count < 2 else T[min(self.count - 2, len(T) - 1)] * self.error
 
 
 def books(values):
@@ -10,21 +27,20 @@ def books(values):
 
 
 def paired(a, b):
-    """Returns mean and standard error of the differences a - b; the error of one pair is infinite."""
+    """Returns the differences a - b; the error of one pair is infinite."""
     pairs = [x - y for x, y in zip(a, b, strict=True)]
-    return statistics.fmean(pairs), statistics.stdev(pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else math.inf
+    return Difference(statistics.fmean(pairs), statistics.stdev(pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else math.inf, len(pairs))
 
 
 def less(pair):
-    """Says whether a difference is below 0: "agrees" where it is by two standard errors, "disagrees" where it is above by them."""
-    mean, error = pair
-    if abs(mean) <= 2 * error:
+    """Says whether a difference is below 0: "agrees" where its 95% interval is, "disagrees" where that is above 0."""
+    if abs(pair.mean) <= pair.margin:
         return "open"
-    return "agrees" if mean < 0 else "disagrees"
+    return "agrees" if pair.mean < 0 else "disagrees"
 
 
 def said(pair):
-    return "{:+.4f} ± {:.4f}".format(*pair)
+    return f"{pair.mean:+.4f} ± {pair.error:.4f}"
 
 
 def of_texts(output, policy, key):
@@ -43,7 +59,7 @@ def ppl(output, policy):
 
 
 def difference(output, a, b, key="nll"):
-    """Returns mean and standard error of a - b, paired by text."""
+    """Returns a - b, paired by text."""
     return paired(of_texts(output, a, key), of_texts(output, b, key))
 
 
@@ -53,19 +69,19 @@ def below(output, a, b, key="nll"):
 
 
 def alike(output, a, b, within, key="nll"):
-    """Says whether a and b differ by less than `within`, two standard errors included."""
-    pair, error = difference(output, a, b, key)
-    if abs(pair) + 2 * error < within:
+    """Says whether a and b differ by less than `within`, the 95% interval included."""
+    pair = difference(output, a, b, key)
+    if abs(pair.mean) + pair.margin < within:
         return "agrees"
-    return "disagrees" if abs(pair) - 2 * error > within else "open"
+    return "disagrees" if abs(pair.mean) - pair.margin > within else "open"
 
 
 def differ(output, a, b, by, key="nll"):
-    """Says whether a is below b by more than `by`, two standard errors included."""
-    pair, error = difference(output, a, b, key)
-    if pair + 2 * error < -by:
+    """Says whether a is below b by more than `by`, the 95% interval included."""
+    pair = difference(output, a, b, key)
+    if pair.mean + pair.margin < -by:
         return "agrees"
-    return "disagrees" if pair - 2 * error > -by else "open"
+    return "disagrees" if pair.mean - pair.margin > -by else "open"
 
 
 def signed(output, a, b, key="nll"):

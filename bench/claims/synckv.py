@@ -21,7 +21,7 @@ def needle(values):
 
 
 SPEED = {"synckv-speed": ["bench", "-m", "{model}", "--prefill", 0, "--decode", 64, "--depth", 7168, "--repeat", 5, "--json",
-                          *kv("full", "synckv:mem=50%")]}
+                          *kv("full", "synckv:mem=50%", "synckv:mem=50%,static=1", "quest:budget=3584")]}
 DRIFT = {"synckv-drift": ["inspect", "-m", "{model}", "-f", "{books}/hard-times.txt", "--tokens", 2048, "--prefill", 1024, "--top", 64, "--json"]}
 
 
@@ -50,8 +50,11 @@ def between_heads(layer):
     return statistics.fmean(rows[i][j] for i in range(len(rows)) for j in range(i))
 
 
-FOLLOWS = ("0.019 of the 0.066 come of keeping a choice for five steps (`suspension`). For the rest, two of three KV heads read a quarter of "
-           "the tokens, which the third one chooses, though their top sets overlap by half (`heads-alike`)")
+def follows(r):
+    """Says what the policy loses where it chooses at every step, and what follows from that."""
+    return (f"Choosing at every step leaves {f.mean(r['synckv-quality'], 3, 'kld_mean'):.4f} nats: two of three KV heads read a quarter of the "
+            "tokens, which the third one chooses. Their top sets overlap by half (`heads-alike`)")
+
 
 
 def nearer(a, b):
@@ -60,13 +63,22 @@ def nearer(a, b):
             lambda r: f.below(r["synckv-quality"], a, b, "kld_mean"))
 
 
+def trials(r):
+    return sum(cell["trials"] for book in r.values() for cell in book["runs"][0]["cells"])
+
+
 def exact(r, i):
     return 100 * statistics.fmean(book["runs"][i]["exact"] for book in r.values())
 
 
 def ratio(r):
+    return times(r, 1)
+
+
+def times(r, i):
+    """Returns how many times as fast as the full cache the policy with number i decodes."""
     speeds = [x["tokens_per_s"] for x in r["synckv-speed"]["figures"]]
-    return speeds[1] / speeds[0]
+    return speeds[i] / speeds[0]
 
 
 CLAIMS = [
@@ -74,26 +86,28 @@ CLAIMS = [
     Claim("suspension", SOURCE, "Choosing at every step is hardly better than every fifth (48.50 against 48.12)", QUALITY,
           nearer(3, 0)[0], lambda r: f.alike(r["synckv-quality"], 3, 0, 0.01, "kld_mean")),
     Claim("stride-10", SOURCE, "A stride of ten is worse than five (47.62 against 48.12)", QUALITY, *nearer(0, 4)),
-    Claim("representatives", SOURCE, "At the same memory one more representative is not better (48.12 and 47.63 with two and three)", QUALITY,
-          nearer(8, 9)[0], lambda r: "disagrees" if nearer(9, 8)[1](r) == "agrees" else "agrees"),
-    Claim("quest", SOURCE, "At equal memory SyncKV is better than Quest", QUALITY, *nearer(0, 5), FOLLOWS),
-    Claim("snapkv", SOURCE, "At equal memory SyncKV is better than SnapKV", QUALITY, *nearer(0, 6), "As for `quest`"),
-    Claim("cake", SOURCE, "At equal memory SyncKV is better than CAKE", QUALITY, *nearer(0, 7), "As for `quest`"),
+    Claim("representatives", SOURCE, "At the same memory two representatives are better than one (48.12 and 47.86; three 47.63)", QUALITY,
+          *nearer(9, 8), "With three KV heads a second representative leaves the third head a tenth of the tokens at `mem=70%`, in place of 55%"),
+    Claim("quest", SOURCE, "Reading equally many tokens SyncKV is better than Quest", QUALITY, *nearer(0, 5), follows),
+    Claim("snapkv", SOURCE, "Reading equally many tokens SyncKV is better than SnapKV", QUALITY, *nearer(0, 6), "As for `quest`"),
+    Claim("cake", SOURCE, "Reading equally many tokens SyncKV is better than CAKE", QUALITY, *nearer(0, 7), "As for `quest`"),
     Claim("needle", SOURCE, "A fact is found in 98.9% of texts at half the memory", needle,
-          lambda r: ", ".join(f"`{p}` {exact(r, i):.0f}%" for i, p in enumerate(("full", "synckv", "quest", "snapkv", "cake"))) + " of 64",
+          lambda r: ", ".join(f"`{p}` {exact(r, i):.0f}%" for i, p in enumerate(("full", "synckv", "quest", "snapkv", "cake"))) +
+          f" of {trials(r)} trials: 4 books, 4 facts, 4 depths",
           lambda r: "open" if exact(r, 0) < 90 else "agrees" if exact(r, 1) >= 95 else "disagrees"),
     Claim("decode-speed", SOURCE, "Decoding is 1.25 times as fast as with the full cache at 128K", SPEED,
-          lambda r: f"{ratio(r):.2f} times at 7,168 tokens", lambda r: "agrees" if ratio(r) > 1.1 else "disagrees"),
+          lambda r: f"{ratio(r):.2f} times at 7,168 tokens, reading half", lambda r: "agrees" if ratio(r) > 1.15 else "disagrees",
+          lambda r: f"A choice that is made once is {times(r, 2):.2f} times as fast, `quest` with as many tokens {times(r, 3):.2f} times"),
     Claim("drift", SOURCE, "After some 50 steps 30% of a head's top set is still in it (Fig. 2a)", DRIFT,
           lambda r: f"{100 * at_lag(r, 64):.0f}% after 64 steps, {100 * at_lag(r, 64, 'by_chance'):.0f}% by chance (sets of 64, mean of layers)",
-          lambda r: "agrees" if at_lag(r, 64) < 0.45 else "disagrees"),
+          lambda r: "agrees" if abs(at_lag(r, 64) - 0.3) < 0.1 and at_lag(r, 64) > 2 * at_lag(r, 64, "by_chance") else "disagrees"),
     Claim("local", SOURCE, "Steps near each other attend to the same tokens, so a choice holds for a few steps (Fig. 2b)", DRIFT,
           lambda r: ", ".join(f"{lag}: {100 * at_lag(r, lag):.0f}%" for lag in (1, 2, 4, 8, 16, 64)) + " of the set, by steps between",
           lambda r: "agrees" if at_lag(r, 4) > 0.8 * at_lag(r, 1) and at_lag(r, 4) > 1.5 * at_lag(r, 64) else "disagrees"),
     Claim("heads-alike", SOURCE, "Some heads of a layer attend alike, and how much differs between layers (Fig. 2c)", DRIFT,
           lambda r: "overlap of two KV heads' sets by layer: {:.2f} to {:.2f}, mean {:.2f}".format(
               min(layer_means(r, between_heads)), max(layer_means(r, between_heads)), statistics.fmean(layer_means(r, between_heads))),
-          lambda r: "agrees" if max(layer_means(r, between_heads)) > 0.5 else "disagrees"),
+          lambda r: "agrees" if max(layer_means(r, between_heads)) > min(layer_means(r, between_heads)) + 0.2 else "disagrees"),
     Claim("tasks", SOURCE, "On tasks at half the memory SyncKV is better than Quest, SnapKV and CAKE (Tables 1 to 4)", TASKS,
           lambda r: ", ".join(f"`{p}` {100 * statistics.fmean(scores(r, p)):.0f}%" for p in ("full", "synckv", "quest", "snapkv", "cake")) +
           f" of {len(scores(r, 'full'))} questions on generated tasks of 1,024 tokens",

@@ -113,7 +113,8 @@ struct EngineOptions {
   // engine packs its own.
   std::string weight_dir;
   bool lock_weights = false;  // lock the weights in memory, so that they are never swapped out
-  // Codec of the pages: f32, f16, bf16, i16, q8, q4, q4o, q3, q2; "k=q8,v=q4"; "q4,recent=64".
+  // Codec of the pages: f32, f16, bf16, i16, q8, q4, q4o, q3, q2; "k=q8,v=q4"; "q4,recent=64". "auto": i16 where
+  // attention is faster with it on this machine, else f16; requests and sessions may then have either.
   std::string kv_type = "f16";
   // Codecs that sessions and requests may use instead of kv_type, in the same form; at most 6 besides it.
   std::vector<std::string> kv_types;

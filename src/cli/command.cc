@@ -92,6 +92,10 @@ std::string kv_type_help() {
       fmt::join(kv_type_names(), ", "));
 }
 
+std::string auto_kv_type_help() {
+  return kv_type_help() + "; auto: i16 where attention is faster with it on this machine, else f16";
+}
+
 namespace {
 
 void add_model_and_kernels(CLI::App& command, EngineOptions& options) {
@@ -100,7 +104,9 @@ void add_model_and_kernels(CLI::App& command, EngineOptions& options) {
   command.add_option("-t,--threads", options.threads, "Threads; 0: one per core")
       ->capture_default_str()
       ->envname("KVASIR_THREADS");
-  command.add_option("--isa", options.isa, "Kernels: auto, generic, avx2, avx512, amx")->capture_default_str();
+  command.add_option("--isa", options.isa, "Kernels: auto, generic, avx2, avx512, amx")
+      ->capture_default_str()
+      ->envname("KVASIR_ISA");
   command
       .add_option("--weight-dir", options.weight_dir,
                   "Folder for a file of packed weights, which later starts map and share; default: none")
@@ -117,7 +123,9 @@ void add_page_option(CLI::App& command, EngineOptions& options) {
 
 void add_engine_options(CLI::App& command, EngineOptions& options) {
   add_model_and_kernels(command, options);
-  command.add_option("--kv-type", options.kv_type, kv_type_help())->capture_default_str();
+  const std::string help = options.kv_type == "auto" ? auto_kv_type_help() : kv_type_help();
+  CLI::Option* const type = command.add_option("--kv-type", options.kv_type, help)->capture_default_str();
+  if (options.kv_type == "auto") type->envname("KVASIR_KV_TYPE");
   add_page_option(command, options);
 }
 

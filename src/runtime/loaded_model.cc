@@ -68,6 +68,26 @@ Hash128 identity_of(const Hash128& fingerprint, const WeightMap& weights) {
   return hasher.digest();
 }
 
+constexpr std::string_view kAutomatic = "auto";
+constexpr std::size_t kMostKvTypes = 6;  // each has up to two page forms per head dimension and rotation
+
+// Whether "auto" may stand for i16: heads that are no multiple of 16 would be slow, and latent keys are values too.
+bool words_fit(const ModelConfig& config) {
+  return std::ranges::all_of(config.layers, [](const LayerSpec& layer) {
+    return layer.state || (!layer.attention.latent && layer.attention.head_dim % 16 == 0);
+  });
+}
+
+// Returns options whose KV type is a codec. Where it was "auto", texts may have either codec that this stands for on
+// some machine: a session may come from another one.
+EngineOptions with_codec(EngineOptions options, const ModelConfig& config) {
+  if (options.kv_type != kAutomatic) return options;
+  options.kv_type = resolve_kv_type(kAutomatic, config, options.isa);
+  if (words_fit(config) && options.kv_types.size() < kMostKvTypes)
+    options.kv_types.push_back(options.kv_type == "i16" ? "f16" : "i16");
+  return options;
+}
+
 // Checks the codec before the model's heads are known.
 Result<KvCodec> checked_codec(std::string_view kv_type, int page_slots) {
   KVASIR_RETURN_IF_ERROR(check_kv_type(kv_type));
@@ -84,13 +104,18 @@ Status check_chunk(int chunk) {
   return invalid_argument("chunk={} is outside 1 to 4096 tokens (0: the policy's own)", chunk).about({"chunk"});
 }
 
+std::string resolve_kv_type(std::string_view kv_type, const ModelConfig& config, std::string_view isa) {
+  if (kv_type != kAutomatic) return std::string(kv_type);
+  const KernelTable* const kernels = find_kernels(isa);
+  return kernels != nullptr && kernels->prefers_words && words_fit(config) ? "i16" : "f16";
+}
+
 Status check_kv_type(std::string_view kv_type) {
   const ParsedCodec parsed = parse_codec(kv_type);
   return parsed.error.empty() ? Status() : invalid_argument("{}", parsed.error).about({"kv_type"});
 }
 
 Result<std::vector<KvCodec>> codecs_of(const EngineOptions& options) {
-  constexpr std::size_t kMost = 7;  // each has up to two page forms per head dimension and rotation
   KVASIR_RETURN_IF_ERROR(check_kv_type(options.kv_type));
   std::vector<KvCodec> codecs = {parse_codec(options.kv_type).codec};
   for (const std::string& name : options.kv_types) {
@@ -98,9 +123,9 @@ Result<std::vector<KvCodec>> codecs_of(const EngineOptions& options) {
     if (!parsed.error.empty()) return invalid_argument("{}", parsed.error).about({"kv_types"});
     if (std::ranges::find(codecs, parsed.codec) == codecs.end()) codecs.push_back(parsed.codec);
   }
-  if (codecs.size() > kMost)
+  if (codecs.size() > kMostKvTypes + 1)
     return invalid_argument("there are {} KV types beside the server's own, and it can have at most {}; allow fewer",
-                            codecs.size() - 1, kMost - 1)
+                            codecs.size() - 1, kMostKvTypes)
         .about({"kv_types"});
   return codecs;
 }
@@ -245,8 +270,11 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
     return invalid_argument("no kernels '{}' on this machine; there are: auto, {}", options.isa,
                             fmt::join(kernel_names(), ", "))
         .about({"isa"});
-  KVASIR_RETURN_IF_ERROR(checked_codec(options.kv_type, options.page_slots).status());
-  KVASIR_ASSIGN_OR_RETURN(model->codecs, codecs_of(options));
+  // Before the file is opened, in which "auto" stands for f16.
+  EngineOptions checked = options;
+  if (checked.kv_type == kAutomatic) checked.kv_type = "f16";
+  KVASIR_RETURN_IF_ERROR(checked_codec(checked.kv_type, options.page_slots).status());
+  KVASIR_RETURN_IF_ERROR(codecs_of(checked).status());
 
   KVASIR_ASSIGN_OR_RETURN(const gguf::File file, gguf::File::open(options.model));
   ChatTemplateOptions chat;
@@ -262,8 +290,10 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   model->tokenizer = std::move(header.tokenizer);
   model->grammars = std::make_unique<GrammarCompiler>(*model->tokenizer);
   model->formats = std::make_unique<FormatCache>();
-  KVASIR_ASSIGN_OR_RETURN(model->kv_shape, kv_cache_shape(model->config, options.kv_type, options.page_slots));
-  KVASIR_RETURN_IF_ERROR(add_long_codecs(model->config, options, &model->codecs));
+  model->options = with_codec(options, model->config);
+  KVASIR_ASSIGN_OR_RETURN(model->codecs, codecs_of(model->options));
+  KVASIR_ASSIGN_OR_RETURN(model->kv_shape, kv_cache_shape(model->config, model->options.kv_type, options.page_slots));
+  KVASIR_RETURN_IF_ERROR(add_long_codecs(model->config, model->options, &model->codecs));
   const int threads = options.threads > 0 ? options.threads : usable_cores();
   // glibc reserves at least 64 MiB of address space for each thread that allocates.
   if (address_space_is_limited()) ::mallopt(M_ARENA_MAX, 1);

@@ -104,6 +104,10 @@ Status check_chunk(int chunk);
 // Errors: kInvalidArgument unless this names a codec (parse_codec).
 Status check_kv_type(std::string_view kv_type);
 
+// Returns the codec that "auto" stands for, with the kernels `isa` of this machine: i16 where attention is faster with
+// it and the model's heads allow it, else f16. Returns any other text as it is.
+std::string resolve_kv_type(std::string_view kv_type, const ModelConfig& config, std::string_view isa = "auto");
+
 // Returns the codecs of EngineOptions, each once: kv_type, then kv_types. Errors: kInvalidArgument, also for too many.
 Result<std::vector<KvCodec>> codecs_of(const EngineOptions& options);
 

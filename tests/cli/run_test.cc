@@ -145,6 +145,23 @@ TEST(Run, EveryPolicyOptionIsTaken) {
     EXPECT_EQ(run_json({"-p", kPrompt, "-n", "4", "--kv-type", type})["kv"]["codec"], type);
 }
 
+TEST(Run, PlanKnowsWhatAutoIs) {
+  for (const std::string isa : {"generic", "avx2", "avx512", "amx"}) {
+    const Arguments chosen = {"--kv-type", "auto", "--isa", isa, "--kv", "full"};
+    Arguments run = {"-p", kPrompt, "-n", "4"},
+              plan = {"plan", "-m", bundled_model(), "--json", "--ctx", "10", "--prompt", "6"};
+    run.insert(run.end(), chosen.begin(), chosen.end());
+    plan.insert(plan.end(), chosen.begin(), chosen.end());
+    if (const Finished tried = run_model(run); tried.code != 0) {
+      EXPECT_NE(tried.err.find("no kernels '" + isa + "' on this machine"), std::string::npos) << tried.err;
+      continue;
+    }
+    const Json ran = run_json(run), planned = json_of(plan);
+    EXPECT_EQ(ran["kv"]["codec"], isa == "avx2" || isa == "avx512" ? "i16" : "f16") << isa;
+    EXPECT_EQ(planned["codec"], ran["kv"]["codec"]) << isa;
+  }
+}
+
 TEST(Run, SaysWhenItBeginsToForget) {
   const std::string prompt = some_text(300);
   const Arguments arguments = {"-p", prompt, "-n", "10", "--kv", "streaming:sinks=4,window=60", "--ignore-eos"};

@@ -150,6 +150,24 @@ TEST(RequestCodecs, WhatIsNotAllowedIsRefusedWithWhatIs) {
     EXPECT_EQ(run_one(**most, request_in(codec, "streaming:sinks=4,window=60")).kv.codec, codec);
 }
 
+// "auto" is i16 with the kernels that multiply its integers; texts may have what it is elsewhere, too.
+TEST(RequestCodecs, AutomaticIsTheFasterOne) {
+  const std::string policy = "streaming:sinks=4,window=60";
+  for (const std::string isa : {"generic", "avx2", "avx512", "amx"}) {
+    const auto engine = Engine::open({.model = small_model(), .threads = 1, .isa = isa, .kv_type = "auto"});
+    if (!engine.ok()) {
+      EXPECT_EQ(engine.status().settings(), std::vector<std::string_view>{"isa"});
+      continue;  // the machine lacks the instructions
+    }
+    const bool words = isa == "avx2" || isa == "avx512";
+    const std::string own = words ? "i16" : "f16", other = words ? "f16" : "i16";
+    EXPECT_EQ(run_one(**engine, request_in("", policy)).kv.codec, own) << isa;
+    EXPECT_EQ((*engine)->plan({.policy = policy, .prompt = 10})->codec, own) << isa;
+    EXPECT_EQ(run_one(**engine, request_in(other, policy)).kv.codec, other) << isa;
+    EXPECT_FALSE((*engine)->new_session({.policy = policy, .codec = "q8"}).ok()) << isa;
+  }
+}
+
 TEST(RequestCodecs, ASessionKeepsItsOwn) {
   const std::string path =
       (std::filesystem::temp_directory_path() / ("kvasir-codecs-" + std::to_string(::getpid()) + ".session")).string();

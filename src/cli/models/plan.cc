@@ -32,7 +32,8 @@ struct PlanOptions {
   int batch = 1;
   int chunk = 0;
   int page_slots = 32;
-  std::string kv_type = "f16";
+  std::string kv_type = "auto";
+  std::string isa = "auto";
   std::string policy;
   std::string demote;
   std::uint64_t memory = 0;
@@ -89,6 +90,7 @@ Status plan(PlanOptions options) {
   KVASIR_RETURN_IF_ERROR(apply_demote(options.demote, options.policy, nothing));
   KVASIR_ASSIGN_OR_RETURN(const gguf::File file, gguf::File::open(options.model, {.header_only = true}));
   KVASIR_ASSIGN_OR_RETURN(const ModelConfig config, read_model_config(file));
+  options.kv_type = resolve_kv_type(options.kv_type, config, options.isa);
   KVASIR_ASSIGN_OR_RETURN(const WeightMap weights, map_weights(file, config));
   const std::uint64_t weight_bytes = cpu_weight_bytes(weights.parts);
   KVASIR_ASSIGN_OR_RETURN(const AdapterFiles adapters,
@@ -273,7 +275,12 @@ void add_plan(CLI::App& program, Outcome& outcome) {
   command->add_option("--chunk", options->chunk, "Prompt tokens per forward pass; 0: the policy's own")
       ->capture_default_str();
   command->add_option("--page", options->page_slots, "Tokens per page: 16, 32 or 64")->capture_default_str();
-  command->add_option("--kv-type", options->kv_type, kv_type_help())->capture_default_str();
+  command->add_option("--kv-type", options->kv_type, auto_kv_type_help())
+      ->capture_default_str()
+      ->envname("KVASIR_KV_TYPE");
+  command->add_option("--isa", options->isa, "Kernels, as for 'kvasir run': they decide what auto is")
+      ->capture_default_str()
+      ->envname("KVASIR_ISA");
   add_policy_option(*command, options->policy, "Retention policy; default: streaming with the trained context as cap")
       ->envname("KVASIR_KV");
   command->add_option("--demote", options->demote, "Where what the policy of --kv drops goes, as for 'kvasir run'");

@@ -278,6 +278,7 @@ Status run(RunOptions options) {
 void add_run(CLI::App& program, Outcome& outcome) {
   auto options = std::make_shared<RunOptions>();
   CLI::App* command = program.add_subcommand("run", "Continue a text, or chat; in bounded memory");
+  options->engine.kv_type = "auto";
   add_engine_options(*command, options->engine);
   add_kv_memory_option(*command, options->engine);
   add_chunk_option(*command, options->engine);

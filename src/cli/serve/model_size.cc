@@ -47,7 +47,9 @@ Result<PlannedModel> plan_served_model(const ModelSettings& settings, std::uint6
   KVASIR_ASSIGN_OR_RETURN(const gguf::File file, gguf::File::open(options.model));
   KVASIR_ASSIGN_OR_RETURN(const ModelConfig config, read_model_config(file));
   KVASIR_ASSIGN_OR_RETURN(const WeightMap weights, map_weights(file, config));
-  KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, kv_cache_shape(config, options.kv_type, options.page_slots));
+  KVASIR_ASSIGN_OR_RETURN(
+      const KvCacheShape shape,
+      kv_cache_shape(config, resolve_kv_type(options.kv_type, config, options.isa), options.page_slots));
   KVASIR_RETURN_IF_ERROR(check_chunk(options.chunk));
   KVASIR_ASSIGN_OR_RETURN(PolicySpec spec, PolicySpec::parse(settings.policy));
   PlannedModel planned;

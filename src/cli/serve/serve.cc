@@ -352,6 +352,7 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   auto options = std::make_shared<ServeOptions>();
   CLI::App* command = program.add_subcommand("serve", "Serve the OpenAI API to many clients at once");
   add_config_option(*command, options->sources.tables);
+  options->model.engine.kv_type = "auto";
   add_engine_options(*command, options->model.engine);
   add_model_sources(*command, options->sources);
   command

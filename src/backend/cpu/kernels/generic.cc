@@ -294,6 +294,7 @@ const KernelTable& generic_kernels() {
                                      "generic",
                                      false,  // rounds_bf16_rows
                                      0.0F,   // attention_rounding
+                                     false,  // prefers_words
                                      &kPanelPacking,
                                      matmul,
                                      quantize_q8,

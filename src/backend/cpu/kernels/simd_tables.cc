@@ -23,6 +23,7 @@ const KernelTable* avx2_kernels() {
     KernelTable t = generic_kernels();
     t.name = "avx2";
     t.arithmetic = "avx512";
+    t.prefers_words = true;
     avx2::set_elementwise(t);
     avx2::set_attention(t);
     avx2::set_matmul(t);
@@ -39,6 +40,7 @@ const KernelTable* avx512_kernels() {
   static const KernelTable table = [] {
     KernelTable t = generic_kernels();
     t.name = t.arithmetic = "avx512";
+    t.prefers_words = true;
     avx512::set_elementwise(t);
     avx512::set_attention(t);
     avx512::set_matmul(t);

@@ -38,6 +38,7 @@ const KernelTable* amx_kernels() {
   static const KernelTable table = [] {
     KernelTable t = *vectors;
     t.name = t.arithmetic = "amx";
+    t.prefers_words = false;  // tiles multiply floats of 16 bits
     t.matmul = amx::matmul;
     t.attend = amx::attend;
     t.attend_gathered = amx::attend_gathered;
