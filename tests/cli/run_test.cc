@@ -152,7 +152,7 @@ TEST(Run, PlanKnowsWhatAutoIs) {
               plan = {"plan", "-m", bundled_model(), "--json", "--ctx", "10", "--prompt", "6"};
     run.insert(run.end(), chosen.begin(), chosen.end());
     plan.insert(plan.end(), chosen.begin(), chosen.end());
-    if (const Finished tried = run_model(run); tried.code != 0) {
+    if (const Finished tried = run_model(run); tried.exit_code != 0) {
       EXPECT_NE(tried.err.find("no kernels '" + isa + "' on this machine"), std::string::npos) << tried.err;
       continue;
     }
