@@ -175,11 +175,16 @@ void RequestPasses::add_drafts(Pass& pass) {
   const auto generating = std::ranges::count_if(pass.turns, [](const Turn& turn) { return !turn.task->reads(); });
   if (generating == 0) return;
   const auto most = std::max(static_cast<int>(kRowsWithDrafts / generating) - 1, 0);
-  // A text whose drafting was given up halfway ends with an error at its next turn.
-  static_cast<void>(guarded([&] {
-    parts_.runner->draft(pass.turns, most);
-    return Status();
-  }));
+  // Passes that make drafts keep the others waiting.
+  const auto wanting =
+      std::ranges::count_if(pass.turns, [](const Turn& turn) { return turn.task->drafts_wanted() > 0; });
+  if (2 * wanting >= std::ssize(pass.turns)) {
+    // A text whose drafting was given up halfway ends with an error at its next turn.
+    static_cast<void>(guarded([&] {
+      parts_.runner->draft(pass.turns, most);
+      return Status();
+    }));
+  }
   if (std::ranges::none_of(pass.turns, [](const Turn& turn) { return turn.task->drafts() > 0; })) return;
   const auto set_drafts = [&](int bound) {
     for (Turn& turn : pass.turns)
