@@ -79,11 +79,11 @@ bool words_fit(const ModelConfig& config) {
 }
 
 // Returns options whose KV type is a codec. Where it was "auto", texts may have either codec that this stands for on
-// some machine: a session may come from another one.
+// some machine, as a session may come from another one. Each codec takes address space of the size of the cache.
 EngineOptions with_codec(EngineOptions options, const ModelConfig& config) {
   if (options.kv_type != kAutomatic) return options;
   options.kv_type = resolve_kv_type(kAutomatic, config, options.isa);
-  if (words_fit(config) && options.kv_types.size() < kMostKvTypes)
+  if (words_fit(config) && options.kv_types.size() < kMostKvTypes && !address_space_is_limited())
     options.kv_types.push_back(options.kv_type == "i16" ? "f16" : "i16");
   return options;
 }
