@@ -209,15 +209,19 @@ Result<std::vector<std::string>> texts_of(const Json& record, const Json& outer,
   if (field.empty()) return texts;
   const Json* value = record.contains(field) ? &record[field] : outer.contains(field) ? &outer[field] : nullptr;
   if (value == nullptr) return invalid_argument("the field '{}' is missing", field);
-  const auto wrong = [&] {
-    return invalid_argument("the field '{}' must be a text, a number or a list of them, not an object", field);
-  };
-  if (value->is_object()) return wrong();
-  if (!value->is_array()) return std::vector{shown(*value)};
-  for (const Json& each : *value) {
-    if (each.is_object()) return wrong();
+  const auto add = [&](const Json& each) -> Status {
+    if (!each.is_string() && !each.is_number())
+      return invalid_argument("the field '{}' must be a text, a number or a list of them, not {}", field,
+                              each.is_object()    ? "an object"
+                              : each.is_array()   ? "a list of lists"
+                              : each.is_boolean() ? "true or false"
+                                                  : "null");
     texts.push_back(shown(each));
-  }
+    return {};
+  };
+  if (!value->is_array()) KVASIR_RETURN_IF_ERROR(add(*value));
+  if (value->is_array())
+    for (const Json& each : *value) KVASIR_RETURN_IF_ERROR(add(each));
   return texts;
 }
 

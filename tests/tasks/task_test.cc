@@ -94,6 +94,13 @@ TEST(TaskDefinition, WrongItemsNameTheirNumberAndTheField) {
       {&plain, "null", "object"},
       {&plain, R"({"a": "x"})", "'q'"},
       {&plain, R"({"q": "x"})", "'a'"},
+      {&plain, R"({"q": "x", "a": null})", "'a' must be a text, a number or a list of them, not null"},
+      {&plain, R"({"q": "x", "a": true})", "'a' must be a text, a number or a list of them, not true or false"},
+      {&plain, R"({"q": "x", "a": {"b": 1}})", "'a' must be a text, a number or a list of them, not an object"},
+      {&plain, R"({"q": "x", "a": ["y", null]})", "'a' must be a text, a number or a list of them, not null"},
+      {&plain, R"({"q": "x", "a": ["y", false]})", "'a' must be a text, a number or a list of them, not true or false"},
+      {&plain, R"({"q": "x", "a": [["y"]]})", "'a' must be a text, a number or a list of them, not a list of lists"},
+      {&plain, R"({"q": "x", "a": []})", "no right answer"},
       {&turns, R"({"a": "x"})", "'t'"},
       {&turns, R"({"t": []})", "'t'"},
       {&turns, R"({"t": {}})", "'t'"},
@@ -140,12 +147,12 @@ TEST(TaskDefinition, VariablesOfTheFileAndTheNumber) {
   EXPECT_EQ(make_item(task, Json::parse(R"({"a": 1, "file": "mine"})"), 3, {}, "x")->questions[0].prompt, "mine 3");
 }
 
-TEST(TaskDefinition, RightAnswersMayBeOfAnyKind) {
+TEST(TaskDefinition, RightAnswersAreTextsOrNumbers) {
   const EvalTask task = task_with("");
   EXPECT_EQ(item_of(task, R"({"a": "x"})")->questions[0].references, std::vector<std::string>{"x"});
   EXPECT_EQ(item_of(task, R"({"a": 4})")->questions[0].references, std::vector<std::string>{"4"});
-  EXPECT_EQ(item_of(task, R"({"a": ["x", 2, true]})")->questions[0].references,
-            (std::vector<std::string>{"x", "2", "true"}));
+  EXPECT_EQ(item_of(task, R"({"a": ["x", 2, 0.5]})")->questions[0].references,
+            (std::vector<std::string>{"x", "2", "0.5"}));
   const EvalTask steps = task_with(R"("prepare_references": ["last_boxed"])");
   EXPECT_EQ(item_of(steps, R"({"a": "so \\boxed{4}."})")->questions[0].references, std::vector<std::string>{"4"});
 }
