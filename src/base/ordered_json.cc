@@ -30,6 +30,10 @@ class Reader final : public nlohmann::json_sax<Json> {
 
   bool key(string_t& value) override {
     if (++keys_ > limits_.keys) return stop(End::kTooManyKeys);
+    if (limits_.unique && has(open_.back(), value)) {
+      result_.error = std::move(value);
+      return stop(End::kRepeatedKey);
+    }
     open_.back().key = std::move(value);
     return true;
   }
@@ -74,6 +78,10 @@ class Reader final : public nlohmann::json_sax<Json> {
       add_member(container, std::move(value));
     }
     return true;
+  }
+
+  static bool has(const Container& container, const std::string& key) {
+    return container.index.empty() ? container.value.contains(key) : container.index.contains(key);
   }
 
   static void add_member(Container& container, Json value) {

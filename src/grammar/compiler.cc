@@ -42,6 +42,7 @@ Result<nlohmann::ordered_json> parse_schema(const std::string& text) {
       // The parser's words for a number that no double holds; all before it is valid.
       if (parsed.error_id == kNumberOverflow) KVASIR_RETURN_IF_ERROR(check_numbers(text));
       return invalid_argument("the schema is not valid JSON: {:.200}", parsed.error);
+    case ParsedOrderedJson::End::kRepeatedKey:  // allowed
     case ParsedOrderedJson::End::kDone: break;
   }
   KVASIR_RETURN_IF_ERROR(check_numbers(text));

@@ -29,6 +29,7 @@ Result<MatrixTask> read_task(const Json& object, const std::string& folder) {
   if (!object.is_object()) return JsonFields::wrong("tasks", "a list of objects");
   JsonFields fields(&object);
   MatrixTask task;
+  task.data.of_grid = true;
   KVASIR_RETURN_IF_ERROR(fields.text("task", &task.task));
   KVASIR_RETURN_IF_ERROR(fields.text("perplexity", &task.text));
   if (task.task.empty() == task.text.empty())
@@ -72,8 +73,11 @@ Result<MatrixTask> read_task(const Json& object, const std::string& folder) {
 }  // namespace
 
 Result<Matrix> parse_matrix(std::string_view text, const std::string& folder) {
-  const ParsedOrderedJson parsed = parse_ordered_json(text, {.levels = 8});
+  const ParsedOrderedJson parsed = parse_ordered_json(text, {.levels = 8, .unique = true});
   const Json& json = parsed.value;
+  if (parsed.end == ParsedOrderedJson::End::kRepeatedKey)
+    return one_line(
+        invalid_argument("an object has '{}' twice: only one of them could count", parsed.error.substr(0, 64)));
   if (parsed.end != ParsedOrderedJson::End::kDone || !json.is_object())
     return invalid_argument("a grid must be a JSON object{}{}", parsed.error.empty() ? "" : ": ",
                             json_reason(parsed.error));

@@ -35,9 +35,9 @@ std::string place_of(const std::string& path, const ItemFile& file, std::size_t 
 Result<Records> records_of(const EvalTask& task, const TaskDataOptions& options, const Tokenizer* tokenizer,
                            int shots) {
   Records records;
+  KVASIR_RETURN_IF_ERROR(check_file(task, options));
   if (options.file.empty()) {
-    if (task.generator.empty() || tokenizer == nullptr)
-      return invalid_argument("the items of '{}' are in its benchmark's file; give that with --data", task.name);
+    if (tokenizer == nullptr) return invalid_argument("the length of generated items needs a model's tokenizer");
     const GenerateItems wanted{task.generator, options.tokens, options.count,
                                options.seed,   options.depths, options.filler};
     KVASIR_ASSIGN_OR_RETURN(records.items, generate_items(*tokenizer, wanted));
@@ -61,12 +61,14 @@ Result<Records> records_of(const EvalTask& task, const TaskDataOptions& options,
     from_path = found == places.end() ? places.front() : *found;
     other = ItemFile::open(from_path, task.columns);
     if (!other.ok())
-      return other.status().with_message(
-          fmt::format("the examples of '{}': {}; --shots 0 asks without them", task.name, other.status().message()));
+      return other.status().with_message(fmt::format("the examples of '{}': {}; {} asks without them", task.name,
+                                                     other.status().message(),
+                                                     options.of_grid ? "\"shots\": 0" : "--shots 0"));
     from = &*other;
   }
   if (from->size() < count)
-    return invalid_argument("there are {} items for {} examples; give a smaller --shots", from->size(), shots);
+    return invalid_argument("there are {} items for {} examples; give a smaller {}", from->size(), shots,
+                            options.of_grid ? "\"shots\"" : "--shots");
   for (std::size_t i = 0; i < count; ++i) {
     records.examples.push_back(from->item(i));
     records.example_places.push_back(place_of(from_path, *from, i));
@@ -146,6 +148,12 @@ Status check_option(std::string_view option, std::string_view typed, std::span<c
   std::vector<std::string_view> asked;
   for (const EvalTask& task : tasks) asked.push_back(task.name);
   return one_line(invalid_argument("{} changes nothing for {}; it is taken by {}", typed, fmt::join(asked, ", "), by));
+}
+
+Status check_file(const EvalTask& task, const TaskDataOptions& options) {
+  if (!task.generator.empty() || !options.file.empty()) return {};
+  return one_line(invalid_argument("the items of '{}' are in its benchmark's file; give that {}", task.name,
+                                   options.of_grid ? R"(beside "task": "data": "FILE")" : "with --data"));
 }
 
 Result<TaskData> find_items(const EvalTask& task, const TaskDataOptions& options, const Tokenizer* tokenizer) {

@@ -18,6 +18,7 @@ struct TaskDataOptions {
   std::string file;        // of the benchmark; empty: the items are generated
   std::int64_t limit = 0;  // items asked, from the first; 0: all
   int shots = -1;          // in place of the definition's; -1: those
+  bool of_grid = false;    // messages name a grid's fields in place of options
   // Of generated items.
   std::int64_t tokens = 1024;  // of a prompt
   int count = 64;              // of items; with depths: of items per depth
@@ -30,6 +31,9 @@ struct TaskDataOptions {
 // `shots`, `tokens`, `count`, `seed`, `depths` or `filler`); `typed`: how the user spells it. Errors: kInvalidArgument
 // that says which tasks take it.
 Status check_option(std::string_view option, std::string_view typed, std::span<const EvalTask> tasks);
+
+// Checks that a task whose items are not generated has a file. Errors: kInvalidArgument that says where to name it.
+Status check_file(const EvalTask& task, const TaskDataOptions& options);
 
 struct TaskData {
   std::vector<TaskItem> items;  // those on one context, such as a document, share the cluster of the first of them

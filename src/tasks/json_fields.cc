@@ -56,7 +56,7 @@ Status JsonFields::numbers(const char* field, std::int64_t most, std::vector<std
   const Json* value = find(field);
   if (value == nullptr) return {};
   if (!is_list(*value, [&](const Json& each) { return is_count(each, most); }))
-    return wrong(field, "a list of whole numbers");
+    return wrong(field, fmt::format("a list of whole numbers from 0 to {}", most));
   *to = value->get<std::vector<std::int64_t>>();
   return {};
 }

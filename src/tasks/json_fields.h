@@ -35,7 +35,7 @@ class JsonFields {
   Status number(const char* field, std::int64_t most, Number* to) {
     const nlohmann::ordered_json* value = find(field);
     if (value == nullptr) return {};
-    if (!is_count(*value, most)) return wrong(field, fmt::format("a whole number up to {}", most));
+    if (!is_count(*value, most)) return wrong(field, fmt::format("a whole number from 0 to {}", most));
     *to = value->get<Number>();
     return {};
   }

@@ -35,6 +35,19 @@ TEST(OrderedJson, LimitsHold) {
   EXPECT_EQ(parse_ordered_json(R"({"a":{"b":1},"c":2})", {.keys = 2}).end, End::kTooManyKeys);
 }
 
+TEST(OrderedJson, RepeatedKeysAreRefusedOnRequest) {
+  const ParsedOrderedJson parsed = parse_ordered_json(R"([{"a":1},{"b":{"a":1},"c":2,"b":3}])", {.unique = true});
+  EXPECT_EQ(parsed.end, End::kRepeatedKey);
+  EXPECT_EQ(parsed.error, "b");
+  EXPECT_TRUE(parsed.value.is_discarded());
+  EXPECT_EQ(parse_ordered_json(R"([{"a":{"a":1}},{"a":1}])", {.unique = true}).end, End::kDone);
+  std::string many = "{";
+  for (int i = 0; i < 40; ++i) many += "\"k" + std::to_string(i) + "\":" + std::to_string(i) + ",";
+  EXPECT_EQ(parse_ordered_json(many + R"("last":0})", {.unique = true}).end, End::kDone);
+  EXPECT_EQ(parse_ordered_json(many + R"("k17":0})", {.unique = true}).error, "k17");
+  EXPECT_EQ(parse_ordered_json(many + R"("k17":0})").end, End::kDone);
+}
+
 TEST(OrderedJson, LargeObjectsKeepTheirOrderAndTakeLinearTime) {
   constexpr int kKeys = 200'000;
   std::string text = "{";

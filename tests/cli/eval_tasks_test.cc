@@ -160,7 +160,8 @@ TEST_F(EvalTasks, MatrixCellsAreRunOnce) {
 TEST_F(EvalTasks, WrongInputGetsOneLine) {
   expect_error("tasks", {}, "name a task");
   expect_error("tasks", {"nope"}, "there is no task 'nope'");
-  expect_error("tasks", {"gsm8k"}, "--data");
+  expect_error("tasks", {"gsm8k"}, "give that with --data");
+  expect_error("tasks", {"gsm8k", "--data", "a.jsonl", "--data", "b.jsonl"}, "--data is given 2 times");
   expect_error("tasks", {"gsm8k", "--data", folder_ + "/none.jsonl"}, "none.jsonl");
   expect_error("tasks", {"gsm8k", "--data", write("a.txt", "x")}, ".jsonl, .json or .csv");
   expect_error("tasks", {"gsm8k", "--shots", "0", "--data", write("a.jsonl", "{}\n")}, "question");
@@ -187,6 +188,9 @@ TEST_F(EvalTasks, WrongInputGetsOneLine) {
   expect_error("matrix", {grid_of(R"({"task": "cwe", "depths": [0.5]})")}, "'depths' changes nothing for cwe");
   expect_error("matrix", {grid_of(R"({"task": "gsm8k", "data": "x", "tokens": 9})")}, "'tokens' changes nothing");
   expect_error("matrix", {grid_of(R"({"task": "needle", "windows": 9})")}, "'windows' is for a perplexity");
+  expect_error("matrix", {grid_of(R"({"task": "gsm8k"})")}, R"(give that beside "task": "data": "FILE")");
+  expect_error("matrix", {grid_of(R"({"task": "needle", "task": "cwe"})")}, "'task' twice");
+  expect_error("matrix", {grid_of(R"({"task": "needle", "limit": -3})")}, "a whole number from 0 to");
   expect_error("matrix", {grid_of(R"({"perplexity": "x.txt", "count": 9})")}, "'count' is for a task");
   expect_error("tasks", {"needle", "--endpoint", "ftp://x"}, "http://");
   expect_error("tasks", {"needle", "--endpoint", "http://127.0.0.1:1", "--kv", "full"}, "--kv is for a model");

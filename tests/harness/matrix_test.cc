@@ -48,7 +48,11 @@ TEST(HarnessMatrix, WrongGridsNameWhatIsWrong) {
   has(refusal(R"({"policies": "full", "tasks": [{"task": "x"}]})"), "'policies'");
   has(refusal(R"({"policies": ["tova:budget={budget}"], "tasks": [{"task": "x"}]})"), "'budgets'");
   has(refusal(R"({"tasks": [{"task": "x", "perplexity": "y"}]})"), "either 'task' or 'perplexity'");
-  has(refusal(R"({"tasks": [{"task": "x", "limit": -1}]})"), "'limit'");
+  has(refusal(R"({"tasks": [{"task": "x", "limit": -3}]})"), "'limit' must be a whole number from 0 to ");
+  has(refusal(R"({"budgets": [-1], "tasks": [{"task": "x"}]})"),
+      "'budgets' must be a list of whole numbers from 0 to ");
+  has(refusal(R"({"tasks": [{"task": "x"}], "tasks": [{"task": "y"}]})"), "'tasks' twice");
+  has(refusal(R"({"tasks": [{"task": "x", "count": 1, "count": 2}]})"), "'count' twice");
   has(refusal(R"({"tasks": [{"perplexity": "x", "window": 8, "prefill": 8}]})"), "'prefill'");
   has(refusal(R"({"tasks": [{"perplexity": "x", "window": 100, "prefill": 99}]})"), "'prefill'");
   has(refusal(R"({"budgets": [2.5], "tasks": [{"task": "x"}]})"), "'budgets'");

@@ -274,6 +274,7 @@ Status eval_matrix(MatrixCommand options, const CommandLine& line) {
     for (const std::string& field : each.given)
       KVASIR_RETURN_IF_ERROR(
           check_option(field == "data" ? "file" : field, fmt::format("'{}'", field), std::span(&task, 1)));
+    KVASIR_RETURN_IF_ERROR(check_file(task, each.data));  // before any cell is run
   }
   if (options.out.empty())
     options.out =

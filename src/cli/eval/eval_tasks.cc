@@ -41,6 +41,9 @@ Status list_tasks() {
 
 // Refuses options that were typed and change nothing.
 Status check_effects(const CLI::App& command, const TasksCommand& options) {
+  if (const std::size_t files = command.count("--data"); files > 1)
+    return invalid_argument("--data is given {} times, and takes one file; run each of them, or name them in a grid",
+                            files);
   std::vector<EvalTask> tasks;
   for (const CellTask& each : options.plan.tasks) tasks.push_back(each.task);
   for (const auto& [option, typed] :
