@@ -173,6 +173,7 @@ QuestionResult score_answer(const EvalTask& task, const TaskItem& item, std::siz
       result.answer.status = data_loss("a log-likelihood is not finite");
   const bool answered = result.answer.status.ok();
   result.error = answered ? "" : result.answer.status.message();
+  result.chance = asked.chance;
   const std::vector<TextScore>& scores = result.answer.scores;
   switch (task.request) {
     case TaskRequest::kGenerate: {
@@ -183,7 +184,6 @@ QuestionResult score_answer(const EvalTask& task, const TaskItem& item, std::siz
       break;
     }
     case TaskRequest::kChoices: {
-      result.chance = 1 / static_cast<double>(asked.choices.size());
       const auto plain = [&](std::size_t i) { return scores[i].log_likelihood; };
       const auto by_length = [&](std::size_t i) {
         return scores[i].log_likelihood /
@@ -214,14 +214,17 @@ TaskSummary summarize(const EvalTask& task, std::vector<QuestionResult> results)
       all[name].add(score, result.cluster);
       if (!result.group.empty()) groups[result.group][name].add(score, result.cluster);
     }
-    if (task.request == TaskRequest::kChoices) chances.push_back(result.chance);
+    if (result.chance) chances.push_back(*result.chance);
     if (result.error.empty()) answers.push_back(&result.answer);
   }
   summary.failed = summary.questions - std::ssize(answers);
   for (const auto& [name, values] : all) summary.metrics[name] = values.mean();
   for (const auto& [group, metrics] : groups)
     for (const auto& [name, values] : metrics) summary.groups[group][name] = values.mean();
-  if (!chances.empty()) summary.chance = mean_of(chances).mean;
+  if (!chances.empty() && std::ssize(chances) == summary.questions) {
+    summary.chance = mean_of(chances).mean;
+    summary.judged = task.request == TaskRequest::kChoices ? "acc" : task.metrics.front();
+  }
   const auto n = static_cast<double>(answers.size());
   summary.prompt_tokens = sum_of<std::int64_t>(answers, [](const QuestionAnswer& a) { return a.prompt_tokens; });
   summary.answer_tokens = sum_of<std::int64_t>(answers, [](const QuestionAnswer& a) { return a.answer_tokens; });
@@ -240,6 +243,14 @@ TaskSummary summarize(const EvalTask& task, std::vector<QuestionResult> results)
   return summary;
 }
 
+AboveChance above_chance(const TaskSummary& summary) {
+  const auto judged = summary.metrics.find(summary.judged);
+  if (!summary.chance || judged == summary.metrics.end()) return AboveChance::kYes;
+  const auto& [mean, error, count] = judged->second;
+  if (std::isnan(error)) return AboveChance::kUnknown;
+  return mean > *summary.chance && mean - *summary.chance >= 2 * error ? AboveChance::kYes : AboveChance::kNo;
+}
+
 Json to_json(const QuestionResult& result) {
   const QuestionAnswer& answer = result.answer;
   Json scores = Json::array();
@@ -252,7 +263,7 @@ Json to_json(const QuestionResult& result) {
   if (!result.group.empty()) json["group"] = result.group;
   if (!result.error.empty()) json["error"] = result.error;
   json["scores"] = result.scores;
-  if (result.chance > 0) json["chance"] = result.chance;
+  add_known(json, "chance", result.chance);
   if (result.words > 0) json["words"] = result.words;
   if (!answer.scores.empty()) json["texts"] = std::move(scores);
   if (answer.scores.empty()) json["answer"] = answer.text;
@@ -293,7 +304,7 @@ Result<QuestionResult> question_result_from_json(const Json& json) {
     result.group = json.value("group", "");
     result.error = json.value("error", "");
     result.scores = json.at("scores").get<std::map<std::string, double>>();
-    result.chance = json.value("chance", 0.0);
+    result.chance = known<double>(json, "chance");
     result.words = json.value("words", std::int64_t{0});
     result.wall_seconds = json.at("wall_seconds").get<double>();
     QuestionAnswer& answer = result.answer;

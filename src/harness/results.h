@@ -24,7 +24,7 @@ struct QuestionResult {
   std::string group;
   std::string error;                     // why there is no answer; empty: there is one
   std::map<std::string, double> scores;  // by metric
-  double chance = 0;                     // kChoices: what guessing would give
+  std::optional<double> chance;          // Question::chance
   std::int64_t words = 0;                // kRolling: of the text, split at white space
   double wall_seconds = 0;               // since the answer before it, or the beginning of the run
   QuestionAnswer answer;
@@ -47,7 +47,8 @@ struct Mean {
 struct TaskSummary {
   std::map<std::string, Mean> metrics;
   std::map<std::string, std::map<std::string, Mean>> groups;  // by group, then by metric; empty without groups
-  std::optional<double> chance;                               // mean of what guessing would give
+  std::optional<double> chance;  // mean of what guessing would give; nullopt: of some question it is not known
+  std::string judged;            // the metric that is compared with it; empty: none
   std::int64_t questions = 0;
   std::int64_t failed = 0;  // without an answer
   double wall_seconds = 0;
@@ -80,6 +81,12 @@ Mean paired_difference(const std::vector<QuestionResult>& run, const std::vector
 
 // The results may be in any order; equal sets give equal bits.
 TaskSummary summarize(const EvalTask& task, std::vector<QuestionResult> results);
+
+// Whether a model answers better than one that guesses: with two standard errors between them. Where it does not, its
+// scores show nothing about a policy.
+enum class AboveChance { kYes, kNo, kUnknown };
+// Returns kYes also where guesses do not matter; kUnknown: the standard error is not known.
+AboveChance above_chance(const TaskSummary& summary);
 
 // Figures that are not known are left out.
 nlohmann::ordered_json to_json(const QuestionResult& result);

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <initializer_list>
 #include <utility>
@@ -81,6 +82,16 @@ Status read_kind(Definition& fields, const char* field, std::initializer_list<st
   return invalid_argument("'{}' is '{}'; there are {}", field, typed.substr(0, 64), names);
 }
 
+// Reads a number, or a template that writes one.
+Status read_chance(Definition& fields, EvalTask* task) {
+  const Json* value = fields.find("chance");
+  if (value == nullptr) return {};
+  if (value->is_string()) return Definition::parse_source("chance", value->get<std::string>(), &task->chance);
+  if (!value->is_number() || value->get<double>() < 0 || value->get<double>() > 1)
+    return Definition::wrong("chance", "a number from 0 to 1, or a template that writes one");
+  return Definition::parse_source("chance", dump_line(*value), &task->chance);
+}
+
 Status read_choices(Definition& fields, EvalTask* task) {
   const Json* value = fields.find("choices");
   if (value == nullptr) return {};
@@ -144,8 +155,8 @@ Status check(const EvalTask& task) {
     KVASIR_RETURN_IF_ERROR(check_steps("prepare", task.prepare));
     KVASIR_RETURN_IF_ERROR(check_steps("prepare_references", task.prepare_references));
     if (task.max_tokens < 1) return invalid_argument("'max_tokens' must be at least 1");
-  } else if (!task.metrics.empty() || !task.stop.empty()) {
-    return invalid_argument("'metrics' and 'stop' are for tasks whose 'request' is 'generate'");
+  } else if (!task.metrics.empty() || !task.stop.empty() || task.chance.parsed) {
+    return invalid_argument("'metrics', 'stop' and 'chance' are for tasks whose 'request' is 'generate'");
   }
   if (task.request == TaskRequest::kChoices) {
     if (task.choices.empty() && task.choices_field.empty()) return invalid_argument("'choices' is missing");
@@ -240,6 +251,15 @@ Result<std::size_t> number_of_choice(const std::string& answer, const std::vecto
   return invalid_argument("the answer '{}' is none of the {} choices", text.substr(0, 64), choices.size());
 }
 
+Result<double> number_of_chance(const std::string& written) {
+  double chance = -1;
+  const char* end = written.data() + written.size();
+  const auto [last, error] = std::from_chars(written.data(), end, chance);
+  if (error != std::errc() || last != end || !(chance >= 0 && chance <= 1))
+    return invalid_argument("'chance': '{}' is no number from 0 to 1", written.substr(0, 64));
+  return chance;
+}
+
 Result<Question> make_question(const EvalTask& task, const Item& item, const Json& record, const Json& outer) {
   Question question;
   KVASIR_ASSIGN_OR_RETURN(question.prompt, item.render(task.prompt, "prompt"));
@@ -259,6 +279,10 @@ Result<Question> make_question(const EvalTask& task, const Item& item, const Jso
     if (question.references.empty()) return invalid_argument("there is no right answer");
     if (std::ranges::count(question.references, "") > 0) return invalid_argument("a right answer is empty");
     question.golden = question.references.front();
+    if (task.chance.parsed) {
+      KVASIR_ASSIGN_OR_RETURN(const std::string chance, item.render(task.chance, "chance"));
+      KVASIR_ASSIGN_OR_RETURN(question.chance, number_of_chance(chance));
+    }
   }
   if (task.request != TaskRequest::kChoices) return question;
   for (const TaskTemplate& choice : task.choices) {
@@ -272,6 +296,7 @@ Result<Question> make_question(const EvalTask& task, const Item& item, const Jso
   KVASIR_ASSIGN_OR_RETURN(const std::string answer, item.render(task.answer, "answer"));
   KVASIR_ASSIGN_OR_RETURN(question.answer, number_of_choice(answer, question.choices));
   question.golden = question.choices[question.answer];
+  question.chance = 1 / static_cast<double>(question.choices.size());
   return question;
 }
 
@@ -396,6 +421,7 @@ Result<EvalTask> read(std::string_view definition) {
   KVASIR_RETURN_IF_ERROR(fields.texts("prepare", &task.prepare));
   KVASIR_RETURN_IF_ERROR(fields.texts("stop", &task.stop));
   KVASIR_RETURN_IF_ERROR(fields.number("max_tokens", kMostAnswerTokens, &task.max_tokens));
+  KVASIR_RETURN_IF_ERROR(read_chance(fields, &task));
   KVASIR_RETURN_IF_ERROR(read_choices(fields, &task));
   KVASIR_RETURN_IF_ERROR(fields.parse("answer", &task.answer));
   KVASIR_RETURN_IF_ERROR(fields.number("shots", kMostShots, &task.shots));

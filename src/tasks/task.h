@@ -67,6 +67,7 @@ struct EvalTask {
   std::vector<std::string> prepare;  // steps on the answer before it is scored, by name
   std::vector<std::string> stop;
   std::int64_t max_tokens = 128;
+  TaskTemplate chance;  // kGenerate: the score that a guess has of the first metric, mean; a number from 0 to 1
   // kChoices: one template each, or the field that lists them; and the number or letter of the right one.
   std::vector<TaskTemplate> choices;
   std::string choices_field;
@@ -97,6 +98,7 @@ struct Question {
   std::vector<std::string> classes;     // kGenerate
   std::vector<std::string> choices;     // kChoices
   std::size_t answer = 0;               // kChoices: the right one
+  std::optional<double> chance;         // the score of a guess, mean; nullopt: not known
   std::string golden;                   // a right answer as text, for conversations that go on behind it
 };
 

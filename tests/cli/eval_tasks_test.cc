@@ -124,6 +124,30 @@ TEST_F(EvalTasks, AFileOfOnesOwn) {
   EXPECT_NE(table.out.find("acc_norm"), std::string::npos) << table.out;
 }
 
+// The row of the full cache says whether a task gives a verdict; without one, each row speaks for itself.
+TEST_F(EvalTasks, GuessesGiveNoVerdict) {
+  const std::string task = write("task.json", R"({"prompt": "{{ q }}", "references": "a", "chance": 0.25,
+      "metrics": ["longbench_v2_accuracy"], "max_tokens": 2})");
+  const std::string data = write("data.jsonl", "{\"q\": \"The fox\", \"a\": \"B\"}\n{\"q\": \"A\", \"a\": \"C\"}\n");
+  const std::string for_all = "  no better than chance (0.250): no verdict on any policy of this task\n";
+  const std::string for_one = "  no better than chance (0.250): no verdict\n";
+  const auto count = [](const std::string& text, const std::string& part) {
+    std::size_t found = 0;
+    for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+    return found;
+  };
+  const Finished judged = run("tasks", {task, "--data", data, "--kv", "streaming:cap=64", "--kv", "full", "--kv-type",
+                                        "f16", "--kv-type", "q8", "--report", folder_ + "/page.html"});
+  EXPECT_EQ(count(judged.out, for_all), 1U) << judged.out << judged.err;
+  EXPECT_EQ(count(judged.out, for_one), 0U) << judged.out;
+  EXPECT_EQ(count(bytes_of(folder_ + "/page.html"), "full f16: no better than chance (0.250): no verdict on any"), 1U);
+  const Finished alone =
+      run("tasks", {task, "--data", data, "--kv", "streaming:cap=64", "--kv-type", "f16", "--kv-type", "q8"});
+  EXPECT_EQ(count(alone.out, for_one), 2U) << alone.out << alone.err;
+  const Finished one = run("tasks", {task, "--data", data, "--limit", "1"});
+  EXPECT_EQ(count(one.out, "  chance is 0.250, and the standard error is not known: no verdict on any"), 1U) << one.out;
+}
+
 // A definition's name is its author's: it does not make the task a generated one.
 TEST_F(EvalTasks, AFileWithTheNameOfAGeneratedTask) {
   const std::string task = write("needle.json", R"({"name": "needle", "prompt": "{{ q }}", "references": "a",

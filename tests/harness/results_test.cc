@@ -51,6 +51,37 @@ TEST(HarnessResults, TheLikeliestChoiceIsTheAnswer) {
   EXPECT_EQ(score_answer(task, item, 0, 0, scored({-2.0, -2.0})).scores.at("acc"), 0);
 }
 
+TaskSummary summary_of(const EvalTask& task, const std::vector<double>& scores, bool one_context = false) {
+  std::vector<QuestionResult> results;
+  for (std::size_t i = 0; i < scores.size(); ++i) {
+    results.push_back(with_score(i, scores[i]));
+    results.back().scores = {{"longbench_v2_accuracy", scores[i]}};
+    results.back().chance = 0.25;
+    if (one_context) results.back().cluster = 0;
+  }
+  return summarize(task, results);
+}
+
+TEST(HarnessResults, AnswersAtChanceAreFound) {
+  const auto task = parse_task(
+      R"({"prompt": "x", "references": "a", "metrics": ["longbench_v2_accuracy", "exact_match"], "chance": 0.25})");
+  ASSERT_TRUE(task.ok()) << task.status().message();
+  const QuestionResult scored = score_answer(*task, item_of(*task, R"({"a": "B"})"), 0, 0, QuestionAnswer());
+  EXPECT_EQ(scored.chance, 0.25);
+  EXPECT_EQ(question_result_from_json(to_json(scored))->chance, 0.25);
+  const TaskSummary guessed = summary_of(*task, {0, 0, 1, 0, 0, 1, 0, 0});
+  EXPECT_EQ(guessed.judged, "longbench_v2_accuracy");
+  EXPECT_EQ(guessed.chance, 0.25);
+  EXPECT_EQ(to_json(guessed)["chance"], 0.25);
+  EXPECT_EQ(above_chance(guessed), AboveChance::kNo);
+  EXPECT_EQ(above_chance(summary_of(*task, {0, 0, 0, 0})), AboveChance::kNo);
+  EXPECT_EQ(above_chance(summary_of(*task, {1, 1, 1, 0, 1, 1, 1, 1})), AboveChance::kYes);
+  EXPECT_EQ(above_chance(summary_of(*task, {0, 1, 1, 0, 0})), AboveChance::kNo) << "within two standard errors";
+  EXPECT_EQ(above_chance(summary_of(*task, {1, 1, 1}, true)), AboveChance::kUnknown);
+  EXPECT_EQ(above_chance(summary_of(*task, {0, 0, 0}, true)), AboveChance::kUnknown);
+  EXPECT_EQ(above_chance(TaskSummary()), AboveChance::kYes);
+}
+
 TEST(HarnessResults, AnAnswerThatFailedIsWrong) {
   const EvalTask task = choices_task();
   const TaskItem item = item_of(task, R"({"q": "x", "c": ["a", "b"], "a": "A"})");

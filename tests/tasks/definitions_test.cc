@@ -182,7 +182,7 @@ TEST(Definitions, RightAnswers) {
   };
   using Answers = std::vector<std::vector<std::string>>;
   EXPECT_EQ(answers("math", "math/test.jsonl"), (Answers{{"\\frac{3}{4}"}, {"6"}}));
-  EXPECT_EQ(answers("longbench_trec", "longbench/longbench.jsonl")[1], std::vector<std::string>{"Number"});
+  EXPECT_EQ(answers("longbench_trec", "longbench/trec.jsonl"), (Answers{{"Number"}}));
   EXPECT_EQ(answers("longbench_v2", "longbench_v2/data.json"), (Answers{{"B"}, {"D"}}));
   EXPECT_EQ(answers("ruler_vt", "ruler/validation.jsonl")[1], (std::vector<std::string>{"ABC", "DEF"}));
   EXPECT_EQ(answers("infinitebench_longbook_choice_eng", "infinitebench/longbook_choice_eng.jsonl"),
@@ -194,8 +194,32 @@ TEST(Definitions, RightAnswers) {
   EXPECT_EQ(answers("scbench_vt", "scbench/vt.jsonl"), (Answers{{"A", "B"}, {"C"}}));
   EXPECT_EQ(answers("leval_sci_fi", "leval/sci_fi.jsonl"), (Answers{{"True"}}));
   EXPECT_EQ(answers("leval_coursera", "leval/coursera.jsonl"), (Answers{{"AB"}, {"B"}}));
-  EXPECT_EQ(items_of(task_of("longbench_trec"), "longbench/longbench.jsonl")[1].questions[0].classes,
+  EXPECT_EQ(items_of(task_of("longbench_trec"), "longbench/trec.jsonl")[0].questions[0].classes,
             (std::vector<std::string>{"Person", "Place", "Number"}));
+}
+
+// What guessing would give of the tasks whose answer is one of a few.
+TEST(Definitions, ChancesOfChoicesThatAreWritten) {
+  const auto chances = [](const std::string& name, const std::string& data) {
+    std::vector<double> all;
+    for (const TaskItem& item : items_of(task_of(name), data))
+      for (const Question& question : item.questions) all.push_back(question.chance.value_or(-1));
+    return all;
+  };
+  using Chances = std::vector<double>;
+  EXPECT_EQ(chances("longbench_v2", "longbench_v2/data.json"), (Chances{0.25, 0.25}));
+  EXPECT_EQ(chances("longbench_trec", "longbench/trec.jsonl"), Chances{1.0 / 3});
+  EXPECT_EQ(chances("longbench_passage_retrieval_en", "longbench/longbench.jsonl"), Chances(3, 1.0 / 30));
+  EXPECT_EQ(chances("leval_quality", "leval/quality.jsonl"), (Chances{0.25, 0.25}));
+  EXPECT_EQ(chances("leval_tpo", "leval/quality.jsonl"), (Chances{0.25, 0.25}));
+  // One letter of several right ones scores a quarter, and one of two is drawn half of the time.
+  EXPECT_EQ(chances("leval_coursera", "leval/coursera.jsonl"), (Chances{0.125, 0.25}));
+  EXPECT_EQ(chances("leval_sci_fi", "leval/sci_fi.jsonl"), Chances{0.5});
+  EXPECT_EQ(chances("infinitebench_longbook_choice_eng", "infinitebench/longbook_choice_eng.jsonl"), Chances(2, 0.25));
+  EXPECT_EQ(chances("infinitebench_code_debug", "infinitebench/code_debug.jsonl"), Chances(2, 0.25));
+  EXPECT_EQ(chances("scbench_choice_eng", "scbench/choice_eng.jsonl"), Chances(3, 0.25));
+  EXPECT_EQ(chances("mmlu", "mmlu/test/bread_baking_test.csv"), Chances(3, 0.25));
+  EXPECT_EQ(chances("longbench_lcc", "longbench/longbench.jsonl"), Chances(3, -1));
 }
 
 TEST(Definitions, ChoicesOfMmlu) {

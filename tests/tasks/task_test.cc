@@ -71,6 +71,11 @@ TEST(TaskDefinition, WrongDefinitionsNameTheField) {
       {with(R"("shots_from": 1)"), "'shots_from'"},
       {with(R"("columns": "a")"), "'columns'"},
       {with(R"("group": "{{")"), "'group'"},
+      {with(R"("chance": "{{")"), "'chance'"},
+      {with(R"("chance": -0.1)"), "'chance'"},
+      {with(R"("chance": 2)"), "'chance'"},
+      {with(R"("chance": [0.5])"), "'chance'"},
+      {R"({"request": "choices", "prompt": "x", "choices": ["a", "b"], "answer": "A", "chance": 0.5})", "'chance'"},
       {R"({"request": "choices", "prompt": "x", "answer": "A"})", "'choices'"},
       {R"({"request": "choices", "prompt": "x", "choices": ["a", "b"]})", "'answer'"},
       {R"({"request": "choices", "prompt": "x", "choices": ["a"], "answer": "A"})", "'choices'"},
@@ -88,6 +93,7 @@ TEST(TaskDefinition, WrongItemsNameTheirNumberAndTheField) {
   const EvalTask turns = task_with(R"("turns": "t")");
   const EvalTask lists = task_with(R"("turns": {"q": "qs", "a": "as"})");
   const EvalTask templates = task_with(R"("references": ["{{a}}"])");
+  const EvalTask guesses = task_with(R"("chance": "{{ c }}")");
   const EvalTask raises = task_with(R"("prompt": "{{ raise_exception('no') }}")");
   const std::vector<std::tuple<const EvalTask*, std::string, std::string>> wrong{
       {&plain, "[]", "object"},
@@ -109,6 +115,9 @@ TEST(TaskDefinition, WrongItemsNameTheirNumberAndTheField) {
       {&lists, R"({"qs": ["x"]})", "'as'"},
       {&lists, R"({"qs": ["x", "y"], "as": ["z"]})", "'as'"},
       {&templates, R"({"q": "x"})", "'references'"},
+      {&guesses, R"({"a": "x"})", "'chance': '' is no number from 0 to 1"},
+      {&guesses, R"({"a": "x", "c": 1.5})", "'chance': '1.5' is no number from 0 to 1"},
+      {&guesses, R"({"a": "x", "c": "nan"})", "'chance': 'nan' is no number from 0 to 1"},
       {&raises, R"({"a": "x"})", "'prompt'"},
   };
   for (const auto& [task, record, field] : wrong) {
@@ -155,6 +164,17 @@ TEST(TaskDefinition, RightAnswersAreTextsOrNumbers) {
             (std::vector<std::string>{"x", "2", "0.5"}));
   const EvalTask steps = task_with(R"("prepare_references": ["last_boxed"])");
   EXPECT_EQ(item_of(steps, R"({"a": "so \\boxed{4}."})")->questions[0].references, std::vector<std::string>{"4"});
+}
+
+TEST(TaskDefinition, ChancesAreNumbersOrOfTheItem) {
+  EXPECT_FALSE(item_of(task_with(""), R"({"a": "x"})")->questions[0].chance);
+  EXPECT_EQ(item_of(task_with(R"("chance": 0.25)"), R"({"a": "x"})")->questions[0].chance, 0.25);
+  EXPECT_EQ(item_of(task_with(R"("chance": 1e-7)"), R"({"a": "x"})")->questions[0].chance, 1e-7);
+  const EvalTask task = task_with(R"("chance": "{{ 1 / (c | length) }}", "turns": "t")");
+  const Result<TaskItem> item = item_of(task, R"({"a": "x", "t": [{"c": [1, 2]}, {"c": [1, 2, 3]}]})");
+  ASSERT_TRUE(item.ok()) << item.status().message();
+  EXPECT_EQ(item->questions[0].chance, 0.5);
+  EXPECT_EQ(item->questions[1].chance, 1.0 / 3);
 }
 
 TEST(TaskDefinition, TurnsSeeTheirItem) {

@@ -96,13 +96,18 @@ def opencompass_prompt(folder, path):
     return prompt
 
 
+def longbench_data(name):
+    # The only task whose items must name all labels.
+    return 'longbench/trec.jsonl' if name == 'trec' else 'longbench/longbench.jsonl'
+
+
 def longbench(lm_eval, opencompass, name):
     if name in LONGBENCH_OF_LM_EVAL:
         text = lm_eval.config(f'longbench/{name}.yaml')['doc_to_text']
-        return [render(text, dict(item, question=item['input'])) for item in read('longbench/longbench.jsonl')]
+        return [render(text, dict(item, question=item['input'])) for item in read(longbench_data(name))]
     folder = 'longbench' + name.removesuffix('-p')
     text = opencompass_prompt(opencompass, f'longbench/{folder}/*_gen_*.py')
-    return [text.format(**item) for item in read('longbench/longbench.jsonl')]
+    return [text.format(**item) for item in read(longbench_data(name))]
 
 
 def longbench_v2(lm_eval, opencompass):
@@ -143,7 +148,7 @@ def all_prompts(lm_eval, opencompass):
         text = lm_eval.config(f'hendrycks_math/{config}.yaml')['doc_to_text']
         yield name, f'{name}/test.jsonl', [render(text, item) for item in read(f'{name}/test.jsonl')]
     for name in LONGBENCH:
-        yield 'longbench_' + name.replace('-', '_'), 'longbench/longbench.jsonl', longbench(lm_eval, opencompass, name)
+        yield 'longbench_' + name.replace('-', '_'), longbench_data(name), longbench(lm_eval, opencompass, name)
     yield 'longbench_v2', 'longbench_v2/data.json', longbench_v2(lm_eval, opencompass)
     ruler = [item['input'] + item.get('answer_prefix', '') for item in read('ruler/validation.jsonl')]
     for name in RULER:

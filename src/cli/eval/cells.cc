@@ -23,6 +23,10 @@ namespace {
 
 constexpr std::string_view kKeyOption = "--endpoint-key";
 
+bool has_full_cache(const CacheSetting& setting) {
+  return setting.policy == "full";
+}
+
 }  // namespace
 
 Result<EvalTask> find_task(const std::string& name) {
@@ -73,6 +77,12 @@ std::string file_name_of(const std::string& name, const Json& header) {
   }
   const std::string all = dump_line(header);
   return fmt::format("{}-{:016x}", shown, hash64(std::as_bytes(std::span(all))));
+}
+
+std::optional<std::size_t> judge_of(std::span<const CacheSetting> settings) {
+  const auto full = std::ranges::find_if(settings, has_full_cache);
+  if (full == settings.end()) return {};
+  return full - settings.begin();
 }
 
 Status make_folder(const std::string& folder) {
@@ -155,6 +165,7 @@ class Runs : public CellRuns {
     }
     for (const TaskItem& item : data_[task].items) cell.of_items += item.questions.size();
     cell.summary = summarize(asked, cell.questions);
+    cell.judges = judge_of(plan_.settings).value_or(setting) == setting;
     cell.json["command"] = plan_.command;
     cell.json["summary"] = to_json(cell.summary);
     if (!cell.ended.ok()) cell.json["unasked"] = cell.of_items - cell.questions.size();
@@ -239,6 +250,16 @@ Status without_answers(const std::vector<std::vector<Cell>>& cells) {
   return {};
 }
 
+std::string chance_remark(const Cell& cell) {
+  if (!cell.judges) return "";
+  const AboveChance above = above_chance(cell.summary);
+  if (above == AboveChance::kYes) return "";
+  const std::string verdict = has_full_cache(cell.setting) ? "no verdict on any policy of this task" : "no verdict";
+  if (above == AboveChance::kNo)
+    return fmt::format("no better than chance ({:.3f}): {}", *cell.summary.chance, verdict);
+  return fmt::format("chance is {:.3f}, and the standard error is not known: {}", *cell.summary.chance, verdict);
+}
+
 std::string rows_of(const Cell& cell, bool header) {
   const auto error_of = [](const Mean& mean) {
     return std::isnan(mean.error) ? "-" : fmt::format("{:.4f}", mean.error);
@@ -255,9 +276,7 @@ std::string rows_of(const Cell& cell, bool header) {
                        printable(codec, 20), metric, mean.mean, error_of(mean), mean.count,
                        summary.kept_mean ? fmt::format("{:.0f}", *summary.kept_mean) : "-",
                        summary.kv_bytes_mean ? human_bytes(static_cast<std::uint64_t>(*summary.kv_bytes_mean)) : "-");
-  const auto acc = summary.metrics.find("acc");
-  if (summary.chance && acc != summary.metrics.end() && !(acc->second.mean - *summary.chance >= 2 * acc->second.error))
-    out += fmt::format("  no better than chance ({:.3f}): no verdict\n", *summary.chance);
+  if (const std::string remark = chance_remark(cell); !remark.empty()) out += fmt::format("  {}\n", remark);
   if (summary.failed > 0) {
     const auto first = std::ranges::find_if(cell.questions, [](const QuestionResult& r) { return !r.error.empty(); });
     out += fmt::format("  {} of {} questions have no answer and count as wrong; the first: {}\n", summary.failed,

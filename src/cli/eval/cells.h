@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,7 +39,13 @@ struct Cell {
   std::vector<QuestionResult> questions;
   Status ended;              // why the run ended early, with the questions so far; ok: the cell is whole
   std::size_t of_items = 0;  // questions that a whole cell has
+  // Its scores say whether the task gives a verdict at all: a cell of judge_of(), or any if that is none.
+  bool judges = false;
 };
+
+// Returns the first setting with a full cache: the others lose what it keeps, so that a task at which it only guesses
+// shows nothing about them. nullopt: none has one.
+std::optional<std::size_t> judge_of(std::span<const CacheSetting> settings);
 
 // Returns a task by its built-in name, or from its definition's file (.json).
 Result<EvalTask> find_task(const std::string& name);
@@ -74,6 +81,10 @@ Status ended_early(const Cell& cell, std::size_t number, std::size_t count, bool
 
 // Returns an error if no question of a cell has an answer: a table of zeros is no result. `cells`: [task][setting].
 Status without_answers(const std::vector<std::vector<Cell>>& cells);
+
+// Returns a line for a cell that judges and answers no better than a guess, or of which that is not known; otherwise
+// "".
+std::string chance_remark(const Cell& cell);
 
 // Returns the rows of a table, one for each metric, and remarks about the cell. `header`: begins with the columns'
 // names.

@@ -166,6 +166,9 @@ report::Report cells_report(const std::vector<std::vector<Cell>>& cells) {
     section.text =
         fmt::format("{} {}. Command: {}", column.front().summary.questions,
                     scores_tokens(column.front()) ? "tokens scored" : "questions", first.value("command", ""));
+    for (const Cell& cell : column)
+      if (const std::string remark = chance_remark(cell); !remark.empty())
+        section.text += fmt::format("\n\n{}: {}.", setting_name(cell), remark);
   }
   return report;
 }
