@@ -334,8 +334,8 @@ class SideBySide {
       const std::int64_t row = pass.first + r;
       if (row < first_row(options_) || row + 1 >= std::ssize(tokens)) continue;
       const auto logits = pass.logits.subspan(static_cast<std::size_t>(r) * vocabulary, vocabulary);
-      ScoredToken token{row + 1, -score_token(logits, tokens[static_cast<std::size_t>(row + 1)]).logprob, pass.kept,
-                        pass.dead_share};
+      ScoredToken token{row + 1, -score_token(logits, tokens[static_cast<std::size_t>(row + 1)]).logprob,
+                        pass.kept[static_cast<std::size_t>(r)], pass.dead_share};
       if (full_ != nullptr) {
         const LogitDivergence divergence = compare_logits(full_rows_[pass.text].row(row), logits);
         token.kld = divergence.kld;

@@ -64,7 +64,8 @@ class CachedReader final : public TextReader {
     }
     const StepTimes before = step_.times();
     results_.assign(requests_.size(), {});
-    KVASIR_RETURN_IF_ERROR(step_.run(step_.plan(requests_), requests_, results_));
+    plan_ = step_.plan(requests_);
+    KVASIR_RETURN_IF_ERROR(step_.run(plan_, requests_, results_));
     int tokens = 0;
     for (const StepResult& result : results_) {
       KVASIR_RETURN_IF_ERROR(result.status);
@@ -79,7 +80,7 @@ class CachedReader final : public TextReader {
                    results_[i].first,
                    results_[i].rows,
                    results_[i].logits,
-                   text.kept,
+                   std::span(text.kept).last(static_cast<std::size_t>(results_[i].rows)),
                    text.dead_share,
                    (of_token.forward + of_token.cache) * 1e3};
     }
@@ -97,9 +98,9 @@ class CachedReader final : public TextReader {
   struct Text {
     std::unique_ptr<Sequence> sequence;
     std::span<const TokenId> tokens;
-    std::size_t prompt = 0;  // tokens read in chunks
-    double kept = 0;         // of the last pass
-    double dead_share = 0;
+    std::size_t prompt = 0;    // tokens read in chunks
+    std::vector<double> kept;  // [rows of the last pass]: tokens that each saw
+    double dead_share = 0;     // of the last pass
     StepTimes times;
 
     std::int64_t next() const { return sequence->tables().next_index(); }
@@ -112,21 +113,48 @@ class CachedReader final : public TextReader {
   }
 
   void watch(const Sequence& sequence) {
-    const auto text = std::ranges::find_if(texts_, [&](const Text& each) { return each.sequence.get() == &sequence; });
-    // Range policies never show a row more than their bound, whatever the number of rows.
+    const auto request = std::ranges::find(requests_, &sequence, &StepRequest::sequence);
+    const auto i = static_cast<std::size_t>(request - requests_.begin());
+    Text& text = texts_[parts_[i].text];
+    text.dead_share = dead_share(sequence.tables());
+    text.kept.assign(static_cast<std::size_t>(plan_.passes[i].rows), 0);
+    if (request->input.logits != Logits::kNone) count_seen(sequence, plan_.passes[i], text.kept);
+  }
+
+  // Counts what each row of the pass sees, which the tables hold together with the rows themselves.
+  void count_seen(const Sequence& sequence, const Sequence::PassPlan& pass, std::span<double> rows) {
     const RetentionPolicy& policy = sequence.policy();
-    const double most = policy.traits().compacts
-                            ? std::numeric_limits<double>::infinity()
-                            : static_cast<double>(policy.bound().value_or(std::numeric_limits<std::int64_t>::max()));
-    text->kept = std::min(sequence.tables().mean_stored(), most);
-    text->dead_share = dead_share(sequence.tables());
+    if (policy.as<HidesRanges>() == nullptr) {
+      const double last = sequence.tables().mean_stored();
+      for (std::size_t r = 0; r < rows.size(); ++r) rows[r] = last - static_cast<double>(rows.size() - 1 - r);
+      return;
+    }
+    hidden_.assign(static_cast<std::size_t>(pass.chunk.rows), {});
+    find_hidden(policy, pass.chunk, hidden_);
+    held_.clear();
+    policy.retained(0, 0, held_);
+    held_.push_back({pass.chunk.first, pass.chunk.end()});
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      const std::size_t row = static_cast<std::size_t>(pass.first) + r;
+      const TokenIndex next = pass.chunk.first + static_cast<TokenIndex>(row) + 1;
+      for (const IndexRange& held : held_) {
+        const TokenIndex end = std::min(held.end, next);
+        const TokenIndex first_hidden = std::max(held.begin, hidden_[row].begin);
+        const TokenIndex end_hidden = std::min(end, hidden_[row].end);
+        rows[r] += static_cast<double>(std::max<TokenIndex>(end - held.begin, 0) -
+                                       std::max<TokenIndex>(end_hidden - first_hidden, 0));
+      }
+    }
   }
 
   ReadingOptions options_;
   Step step_;
   std::vector<Text> texts_;
   std::vector<StepRequest> requests_;
+  Step::Plan plan_;
   std::vector<StepResult> results_;
+  std::vector<IndexRange> hidden_;  // [rows of the chunk]
+  std::vector<IndexRange> held_;    // by a policy of ranges, that hides `hidden_`
   std::vector<ReadPass> parts_;
 };
 
@@ -149,7 +177,8 @@ class RecomputeReader final : public TextReader {
     const std::int64_t begin = std::max<std::int64_t>(0, row_ + 1 - spec_.size);
     const std::int64_t count = row_ + 1 - begin;
     SequenceRunner runner(model_, cache_, full_->clone());
-    part_ = {.first = row_, .rows = 1, .kept = static_cast<double>(count)};
+    kept_ = static_cast<double>(count);
+    part_ = {.first = row_, .rows = 1, .kept = std::span(&kept_, 1)};
     const auto start = std::chrono::steady_clock::now();
     KVASIR_RETURN_IF_ERROR(
         runner.feed(tokens_.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)), kDefaultChunk,
@@ -176,6 +205,7 @@ class RecomputeReader final : public TextReader {
   RecomputeSpec spec_;
   std::span<const TokenId> tokens_;
   std::int64_t row_;
+  double kept_ = 0;
   ReadPass part_;
   ReadFigures figures_;
 };

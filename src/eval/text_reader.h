@@ -21,7 +21,7 @@ struct ReadPass {
   std::int64_t first = 0;         // first row of `logits`
   int rows = 0;                   // rows of `logits`
   std::span<const float> logits;  // [rows, vocabulary]; valid until the model's next pass
-  double kept = 0;                // tokens that the pass saw, mean over layers and KV heads
+  std::span<const double> kept;   // [rows]: tokens that a row saw, mean over layers and KV heads; valid as `logits`
   double dead_share = 0;          // share of written slots in held pages whose token was dropped, this pass included
   double ms_per_token = 0;        // of the whole pass, over the tokens of all its texts
 };

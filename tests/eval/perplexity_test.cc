@@ -135,6 +135,26 @@ TEST_F(Perplexity, RecomputeEqualsTheReferenceOnTheLastTokens) {
   EXPECT_NEAR(evaluate({.policies = {"recompute:size=16777216"}}).nll, evaluate({.policies = {"full"}}).nll, 1e-5);
 }
 
+// The mean of what the scored rows see, whatever the pass that a row is in.
+TEST_F(Perplexity, KeptIsWhatTheRowsSee) {
+  for (const int chunk : {0, 1, 7, 256}) {
+    EXPECT_EQ(evaluate({.policies = {"full"}, .chunk = chunk}).kept_mean, 150) << "rows 0 to 298 see 1 to 299 tokens";
+    // Rows see every token until `every` are more than 64, and 64 again behind that row.
+    double sum = 0;
+    for (int row = 0, held = 0; row < 299; ++row) {
+      sum += ++held;
+      if (held >= 64 + 16) held = 64;
+    }
+    EXPECT_NEAR(evaluate({.policies = {"streaming:sinks=4,window=60,every=16"}, .chunk = chunk}).kept_mean, sum / 299,
+                1e-9)
+        << chunk;
+  }
+  // One that drops when a chunk ends has shown its rows the budget and the chunk up to them: 300 is 42 chunks and 6.
+  double sum = 0;
+  for (int row = 0; row < 299; ++row) sum += std::min(40, row / 7 * 7) + row % 7 + 1;
+  EXPECT_NEAR(evaluate({.policies = {"h2o:budget=40,recent=20"}, .chunk = 7}).kept_mean, sum / 299, 1e-9);
+}
+
 // A prompt's end is where a policy that acts there acts; what keeps everything does not notice.
 TEST_F(Perplexity, APromptGoesBeforeWhatIsScored) {
   const auto of = [&](const char* policy, int chunk, std::int64_t prefill) {
