@@ -185,6 +185,7 @@ class EndpointSubject : public Subject {
     if (call.kind == Call::Kind::kAnswer) {
       body["max_tokens"] = ask_->max_tokens;
       if (!ask_->stop.empty()) body["stop"] = ask_->stop;
+      if (ask_->min_tokens > 0) body["min_tokens"] = ask_->min_tokens;
       if (ask_->chat) {
         body["messages"] = Json::array({{{"role", "user"}, {"content", prompt}}});
         if (!asked.answer_prefix.empty())

@@ -160,6 +160,7 @@ class EngineSubject : public Subject {
         request.template_stops = tokens.stops;
         request.generate.stop = options_->stop;
         request.generate.max_tokens = options_->max_tokens;
+        request.generate.min_tokens = options_->min_tokens;
       } else {
         request.generate.logprobs = 0;
         request.generate.forced_texts = tokens.texts;

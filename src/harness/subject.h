@@ -33,6 +33,7 @@ struct AskOptions {
   bool chat = false;              // asks in a user's message, in the form of the chat template
   std::vector<std::string> stop;  // kGenerate
   std::int64_t max_tokens = 128;  // kGenerate
+  std::int64_t min_tokens = 0;    // kGenerate: before so many nothing ends the answer
   std::string policy;             // of an engine; empty: its own
   std::string codec;              // of an engine; empty: its own
   std::int64_t room = 0;          // tokens of a prompt and its answer; 0: the model's trained context

@@ -163,18 +163,26 @@ Result<TaskData> find_items(const EvalTask& task, const TaskDataOptions& options
   KVASIR_ASSIGN_OR_RETURN(const Records records, records_of(task, options, tokenizer, shots));
   TaskData data;
   const std::string name = options.file.empty() ? "" : file_variable(options.file);
-  std::size_t count = records.items.size();
-  if (options.limit > 0) count = std::min(count, static_cast<std::size_t>(options.limit));
+  const std::size_t most = options.limit > 0 ? static_cast<std::size_t>(options.limit) : records.items.size();
   const auto at = [](const std::string& place, const Status& status) {
     return status.ok() ? status : status.with_message(one_line(fmt::format("{}: {}", place, status.message())));
   };
   for (std::size_t i = 0; i < records.examples.size(); ++i)
     KVASIR_RETURN_IF_ERROR(at(records.example_places[i], check_example(task, records.examples[i], i, name)));
-  for (std::size_t i = 0; i < count; ++i) {
-    Result<TaskItem> item = make_item(task, records.items[i], i, records.examples, name);
+  for (std::size_t i = 0; i < records.items.size() && data.items.size() < most; ++i) {
+    const Result<bool> left_out = leaves_out(task, records.items[i], name);
+    KVASIR_RETURN_IF_ERROR(at(records.places[i], left_out.status()));
+    if (*left_out) {
+      ++data.left_out;
+      continue;
+    }
+    Result<TaskItem> item = make_item(task, records.items[i], data.items.size(), records.examples, name);
     KVASIR_RETURN_IF_ERROR(at(records.places[i], item.status()));
     data.items.push_back(std::move(*item));
   }
+  if (data.items.empty())
+    return one_line(
+        invalid_argument("'{}': task '{}' leaves out all {} items", options.file, task.name, data.left_out));
   share_clusters(task, &data.items);
   data.fingerprint = fingerprint_of_items(data.items);
   data.described = options.file.empty() ? fmt::format("generated, {} tokens, seed {}", options.tokens, options.seed)

@@ -37,13 +37,14 @@ Status check_file(const EvalTask& task, const TaskDataOptions& options);
 
 struct TaskData {
   std::vector<TaskItem> items;  // those on one context, such as a document, share the cluster of the first of them
+  std::size_t left_out = 0;     // items before the last of these that EvalTask::leave_out leaves out
   std::string fingerprint;      // XXH3-128 of all prompts, references and choices
   std::string described;        // one line: the file, or how the items were generated
 };
 
 // `tokenizer`: of generated items; may be null for those of a file. Errors: those of ItemFile::open, make_item and
 // generate_items; kInvalidArgument for a task without a file that cannot be generated, and for a file without items
-// beyond the examples.
+// beyond the examples and those that the task leaves out.
 Result<TaskData> find_items(const EvalTask& task, const TaskDataOptions& options, const Tokenizer* tokenizer);
 
 }  // namespace kvasir

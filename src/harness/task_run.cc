@@ -17,6 +17,8 @@ AskOptions options_of(const TaskRun& run) {
   ask.request = run.task->request;
   ask.stop = run.task->stop;
   ask.max_tokens = run.task->max_tokens;
+  ask.min_tokens = run.task->min_tokens;
+  ask.chat = ask.chat && run.task->chat;
   ask.truncation = run.task->truncation;
   return ask;
 }

@@ -16,7 +16,7 @@ namespace kvasir {
 struct TaskRun {
   const EvalTask* task = nullptr;
   std::span<const TaskItem> items;
-  AskOptions ask;            // request, stop, max_tokens and truncation are those of the task
+  AskOptions ask;            // request, stop, numbers of tokens and truncation are the task's, which may have no chat
   ResultLog* log = nullptr;  // has the questions that are answered already, and gets each new answer; may be null
   // Gets the questions done and in total; returns false to stop. May be empty. Also called between answers.
   std::function<bool(std::size_t done, std::size_t total)> progress;

@@ -155,8 +155,9 @@ Status check(const EvalTask& task) {
     KVASIR_RETURN_IF_ERROR(check_steps("prepare", task.prepare));
     KVASIR_RETURN_IF_ERROR(check_steps("prepare_references", task.prepare_references));
     if (task.max_tokens < 1) return invalid_argument("'max_tokens' must be at least 1");
-  } else if (!task.metrics.empty() || !task.stop.empty() || task.chance.parsed) {
-    return invalid_argument("'metrics', 'stop' and 'chance' are for tasks whose 'request' is 'generate'");
+    if (task.min_tokens > task.max_tokens) return invalid_argument("'min_tokens' must be at most 'max_tokens'");
+  } else if (!task.metrics.empty() || !task.stop.empty() || task.min_tokens > 0 || task.chance.parsed) {
+    return invalid_argument("'metrics', 'stop', 'min_tokens' and 'chance' are for tasks whose 'request' is 'generate'");
   }
   if (task.request == TaskRequest::kChoices) {
     if (task.choices.empty() && task.choices_field.empty()) return invalid_argument("'choices' is missing");
@@ -408,6 +409,7 @@ Result<EvalTask> read(std::string_view definition) {
       fields, "request",
       {{"generate", TaskRequest::kGenerate}, {"choices", TaskRequest::kChoices}, {"rolling", TaskRequest::kRolling}},
       &task.request));
+  KVASIR_RETURN_IF_ERROR(fields.parse("leave_out", &task.leave_out));
   KVASIR_RETURN_IF_ERROR(fields.texts("fields", &task.fields));
   KVASIR_RETURN_IF_ERROR(fields.parse("context", &task.context));
   KVASIR_RETURN_IF_ERROR(fields.parse("prompt", &task.prompt));
@@ -421,6 +423,8 @@ Result<EvalTask> read(std::string_view definition) {
   KVASIR_RETURN_IF_ERROR(fields.texts("prepare", &task.prepare));
   KVASIR_RETURN_IF_ERROR(fields.texts("stop", &task.stop));
   KVASIR_RETURN_IF_ERROR(fields.number("max_tokens", kMostAnswerTokens, &task.max_tokens));
+  KVASIR_RETURN_IF_ERROR(fields.number("min_tokens", kMostAnswerTokens, &task.min_tokens));
+  KVASIR_RETURN_IF_ERROR(fields.truth("chat", &task.chat));
   KVASIR_RETURN_IF_ERROR(read_chance(fields, &task));
   KVASIR_RETURN_IF_ERROR(read_choices(fields, &task));
   KVASIR_RETURN_IF_ERROR(fields.parse("answer", &task.answer));
@@ -482,6 +486,13 @@ Result<std::vector<std::string>> shots_paths(const EvalTask& task, const std::st
 
 Status check_example(const EvalTask& task, const Json& record, std::size_t index, std::string_view file) {
   return one_line(make_example(task, record, index, file).status());
+}
+
+Result<bool> leaves_out(const EvalTask& task, const Json& record, std::string_view file) {
+  if (!task.leave_out.parsed || !record.is_object()) return false;
+  const Result<std::string> why = Item(record, 0, file_variables(file)).render(task.leave_out, "leave_out");
+  if (!why.ok()) return one_line(why.status());
+  return !why->empty();
 }
 
 Result<TaskItem> make_item(const EvalTask& task, const Json& record, std::size_t index, const std::vector<Json>& shots,

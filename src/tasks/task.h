@@ -46,6 +46,7 @@ struct EvalTask {
   std::string title;
   std::string source;  // address of the benchmark
   TaskRequest request = TaskRequest::kGenerate;
+  TaskTemplate leave_out;           // an item for which it writes something is not asked
   std::vector<std::string> fields;  // that every item must have: a template writes nothing for one that is missing
   // What an item's questions are about, in front of them. A model may read it before it is told the question.
   TaskTemplate context;
@@ -67,7 +68,9 @@ struct EvalTask {
   std::vector<std::string> prepare;  // steps on the answer before it is scored, by name
   std::vector<std::string> stop;
   std::int64_t max_tokens = 128;
-  TaskTemplate chance;  // kGenerate: the score that a guess has of the first metric, mean; a number from 0 to 1
+  std::int64_t min_tokens = 0;  // of an answer: before so many nothing ends it
+  bool chat = true;             // false: it is asked as plain text, even where chats are asked for
+  TaskTemplate chance;          // kGenerate: the score that a guess has of the first metric, mean; a number from 0 to 1
   // kChoices: one template each, or the field that lists them; and the number or letter of the right one.
   std::vector<TaskTemplate> choices;
   std::string choices_field;
@@ -121,6 +124,9 @@ Result<std::vector<std::string>> shots_paths(const EvalTask& task, const std::st
 // Checks a record that is to be an example. Errors: kInvalidArgument that names the field or template.
 Status check_example(const EvalTask& task, const nlohmann::ordered_json& record, std::size_t index,
                      std::string_view file = {});
+
+// Returns whether the task asks nothing about an item. Errors: kInvalidArgument that names the template.
+Result<bool> leaves_out(const EvalTask& task, const nlohmann::ordered_json& record, std::string_view file = {});
 
 // `shots`: the examples' records. `file`: as file_variable(). Errors: kInvalidArgument that names the field or
 // template, but not the item, whose place in its file the caller knows.

@@ -185,6 +185,11 @@ def main():
             assert ran.stderr.count("\n") == 1, ran.stderr
         ran, question, bodies = ask(kvasir, folder, TASK, ITEM, more=["--chat"])
         assert ran.returncode == 2 and not bodies, ran.stderr
+        plain = {**WORDS, "chat": False, "min_tokens": 2}
+        ran, question, bodies = ask(kvasir, folder, plain, ANSWERED, more=["--chat"])
+        assert question["answer"] == "forty two" and "messages" not in bodies[0], (ran.stderr, bodies)
+        assert bodies[0]["prompt"] == "what" and bodies[0]["min_tokens"] == 2, bodies
+        assert json.loads(ran.stdout)["cells"][0]["chat"] is False, ran.stdout
         check_servers_that_do_not_answer(kvasir, folder)
         stays_busy.result()
         print("scores with and without BOS, servers that are busy or hang, and ten kinds of answers that are none: as they should be")

@@ -148,6 +148,39 @@ TEST_F(EvalTasks, GuessesGiveNoVerdict) {
   EXPECT_EQ(count(one.out, "  chance is 0.250, and the standard error is not known: no verdict on any"), 1U) << one.out;
 }
 
+// A row that a reader of the page wants to repeat: by which program, of which file, with which seed and command.
+TEST_F(EvalTasks, ThePageSaysHowEachRowWasMade) {
+  const Arguments generated = {"needle", "--tokens", "600",  "--count", "1",     "--seed",
+                               "7",      "--kv",     "full", "--kv",    "window"};
+  const Json json = timeless("tasks", with(generated, {"--report", folder_ + "/page.html"}));
+  const std::string page = bytes_of(folder_ + "/page.html");
+  const std::string fingerprint = json["subject"]["fingerprint"].get<std::string>();
+  ASSERT_EQ(json["cells"].size(), 2U);
+  for (const Json& cell : json["cells"]) {
+    EXPECT_EQ(cell["seed"], 7);
+    EXPECT_NE(page.find(fmt::format(R"(["{}","f16","{}","{}","{}","7","kvasir eval tasks needle)",
+                                    cell["policy"].get<std::string>(), json["subject"]["model"].get<std::string>(),
+                                    fingerprint, json["subject"]["version"].get<std::string>())),
+              std::string::npos)
+        << cell["policy"];
+  }
+  const std::string task = write("task.json", R"({"prompt": "{{ q }}", "references": "a", "metrics": ["exact_match"],
+      "max_tokens": 2, "chat": false, "leave_out": "{{ why }}"})");
+  const std::string data = write("data.jsonl", "{\"q\": \"x\", \"a\": \"y\"}\n{\"why\": \"judged\"}\n");
+  const Arguments own = {task, "--data", data, "--chat"};
+  const Json cell = timeless("tasks", with(own, {"--report", folder_ + "/page.html"}))["cells"][0];
+  EXPECT_EQ(cell["items_left_out"], 1);
+  EXPECT_EQ(cell["items"], 1);
+  EXPECT_EQ(cell["chat"], false);
+  EXPECT_FALSE(cell.contains("seed"));
+  const std::string table = run("tasks", own).out;
+  for (const char* remark : {"1 item left out, as the task's definition says",
+                             "asked without the chat template, as the task's definition says"}) {
+    EXPECT_NE(table.find(fmt::format("  {}\n", remark)), std::string::npos) << table;
+    EXPECT_NE(bytes_of(folder_ + "/page.html").find(remark), std::string::npos) << remark;
+  }
+}
+
 // A definition's name is its author's: it does not make the task a generated one.
 TEST_F(EvalTasks, AFileWithTheNameOfAGeneratedTask) {
   const std::string task = write("needle.json", R"({"name": "needle", "prompt": "{{ q }}", "references": "a",

@@ -152,6 +152,20 @@ TEST_P(HarnessEngine, GeneratesWhatASessionGenerates) {
   }
 }
 
+// A text that would stop an answer begins it: with `min_tokens` it does not count there.
+TEST_P(HarnessEngine, AStopAtTheBeginningMayBePassedOver) {
+  EvalTask task = task_of(kGenerate);
+  task.stop.clear();
+  std::vector<TaskItem> items = items_of(task);
+  items.resize(1);
+  const std::string text = ask(task, items, Reading::kTogether).front().answer.text;
+  ASSERT_FALSE(text.empty());
+  task.stop = {text};
+  EXPECT_EQ(ask(task, items, Reading::kTogether).front().answer.text, "");
+  task.min_tokens = 1;
+  EXPECT_EQ(ask(task, items, Reading::kTogether).front().answer.text, text);
+}
+
 TEST_P(HarnessEngine, ReadsAContextBeforeItsQuestions) {
   const EvalTask task = task_of(kGenerate);
   const EvalTask turns = task_of(R"({"request": "generate", "context": "{{ story }}\n", "prompt": "So {{ who }}",

@@ -68,6 +68,42 @@ TEST_F(HarnessData, AWrongExampleIsNamedByItsPlace) {
   EXPECT_EQ(data.status().message(), "'" + folder_ + "/examples.jsonl', line 2: the field 'q' is missing");
 }
 
+TEST_F(HarnessData, ItemsThatTheTaskLeavesOutAreCounted) {
+  const auto task = parse_task(R"({"prompt": "{{ index }}: {{ q }}", "references": "a", "metrics": ["exact_match"],
+      "leave_out": "{{ 'judged by people' if judge is defined else '' }}"})");
+  ASSERT_TRUE(task.ok()) << task.status().message();
+  const std::string left_out = R"({"q": 1, "judge": "human"})";
+  const std::string text = left_out + "\n" + R"({"q": 2, "a": "x"})" + "\n" + left_out + "\n" +
+                           R"({"q": 4, "a": "x"})" + "\n" + left_out + "\n";
+  const auto all = find_items(*task, {.file = write("a.jsonl", text)}, nullptr);
+  ASSERT_TRUE(all.ok()) << all.status().message();
+  ASSERT_EQ(all->items.size(), 2U);
+  EXPECT_EQ(all->left_out, 3U);
+  EXPECT_EQ(all->items[1].questions[0].prompt, "1: 4") << "those that are asked are numbered";
+  const auto first = find_items(*task, {.file = folder_ + "/a.jsonl", .limit = 1}, nullptr);
+  ASSERT_TRUE(first.ok());
+  EXPECT_EQ(first->items.size(), 1U);
+  EXPECT_EQ(first->left_out, 1U);
+  const auto none = find_items(*task, {.file = write("b.jsonl", left_out)}, nullptr);
+  EXPECT_EQ(none.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(none.status().message().find("leaves out all 1 items"), std::string::npos) << none.status().message();
+}
+
+TEST_F(HarnessData, AMissingFileIsAskedForByItsName) {
+  const auto task = parse_task(kTask);
+  ASSERT_TRUE(task.ok());
+  EXPECT_NE(find_items(*task, {}, nullptr).status().message().find("with --data"), std::string::npos);
+  EXPECT_NE(find_items(*task, {.of_grid = true}, nullptr).status().message().find(R"("data": "FILE")"),
+            std::string::npos);
+  const std::string file = write("a.jsonl", R"({"q": "?", "a": "x"})");
+  for (const bool grid : {false, true})
+    EXPECT_NE(find_items(*task, {.file = file, .shots = 1, .of_grid = grid}, nullptr)
+                  .status()
+                  .message()
+                  .find(grid ? "\"shots\": 0 asks without them" : "--shots 0 asks without them"),
+              std::string::npos);
+}
+
 // Of one document, whatever stands in front of it. An instruction is not what items are about.
 TEST_F(HarnessData, ItemsOnOneContextShareACluster) {
   const std::string file = write("a.jsonl", R"({"d": "one", "q": "?", "a": "x"}

@@ -40,7 +40,7 @@ class HarnessRun : public testing::Test {
   HarnessRun() : path_(testing::TempDir() + "kvasir-harness-run-" + std::to_string(::getpid())) {
     std::filesystem::remove(path_);
     auto task = parse_task(R"({"prompt": "{{ q }}", "turns": "turns", "references": "a", "metrics": ["exact_match"],
-                               "stop": ["x"], "max_tokens": 7, "truncation": "start"})");
+                               "stop": ["x"], "max_tokens": 7, "min_tokens": 2, "truncation": "start"})");
     EXPECT_TRUE(task.ok()) << task.status().message();
     task_ = *task;
     for (std::size_t i = 0; i < 6; ++i) {
@@ -105,7 +105,19 @@ TEST_F(HarnessRun, AsksByTheTasksOwnOptions) {
   ASSERT_TRUE(run(subject).ok());
   EXPECT_EQ(subject.last.stop, std::vector<std::string>{"x"});
   EXPECT_EQ(subject.last.max_tokens, 7);
+  EXPECT_EQ(subject.last.min_tokens, 2);
   EXPECT_EQ(subject.last.truncation, Truncation::kStart);
+}
+
+TEST_F(HarnessRun, AsksAsAChatUnlessTheTaskIsPlainText) {
+  for (const bool chat : {true, false}) {
+    ListSubject subject;
+    task_.chat = chat;
+    TaskRun run{.task = &task_, .items = items_};
+    run.ask.chat = true;
+    ASSERT_TRUE(run_task(subject, run).ok());
+    EXPECT_EQ(subject.last.chat, chat);
+  }
 }
 
 TEST_F(HarnessRun, StopsWhenItIsTold) {

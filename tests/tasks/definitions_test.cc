@@ -37,7 +37,9 @@ constexpr const char* kDocument = "This is a document. Questions about it follow
 constexpr const char* kEnd = "\n</document>\n\n";
 constexpr const char* kOneLetter = "\n\nAnswer with the letter of the right option and nothing else.\nAnswer:";
 
-// Kvasir's own prompts: L-Eval's licence is the GPL, and no package that may be used has those of SCBench.
+// Prompts that tests/tasks/write_prompts.py does not write: Kvasir's own, since L-Eval's licence is the GPL, and of
+// SCBench those that multiturn_templates of scbench/eval_utils.py makes of a first question; scbench_mf asks behind the
+// list alone.
 std::map<std::string, Expected> own_prompts() {
   std::map<std::string, Expected> own;
   const std::string grains = kDocument + std::string("Rye and wheat are grains. A quay is a place.") + kEnd;
@@ -81,20 +83,20 @@ std::map<std::string, Expected> own_prompts() {
       {"[3, 88, 12]\n\nWhat is the second largest number in the list?\n\nThe second largest number in the list is: ",
        "[3, 88, 12]\n\nWhat is the smallest number in the list?\n\nThe smallest number in the list is: ",
        "[1.5, 2]\n\nWhat is the mean of the list?\n\nThe mean of the list is: "}};
-  const std::string book = "This is a book. Questions about it follow.\n\n";
+  const std::string book = "Read the book and answer the question. Be very concise in your answer.\n\n";
   own["scbench_qa_eng"] = {"scbench/qa_eng.jsonl",
-                           {book + "Britta bought the mill.\n\nQuestion: Who bought it?\nAnswer in a few words:",
-                            book + "Britta bought the mill.\n\nQuestion: What did she buy?\nAnswer in a few words:",
-                            book + "It rained.\n\nQuestion: How was the weather?\nAnswer in a few words:"}};
+                           {book + "Britta bought the mill.\n\nQuestion: Who bought it?\nAnswer:",
+                            book + "Britta bought the mill.\n\nQuestion: What did she buy?\nAnswer:",
+                            book + "It rained.\n\nQuestion: How was the weather?\nAnswer:"}};
+  const std::string choice = "Read the book and answer the question.\n\n", end = "\n\nThe the correct answer is";
   own["scbench_choice_eng"] = {
       "scbench/choice_eng.jsonl",
-      {book + "Britta bought the mill.\n\nQuestion: What did she buy?\nA. The barn\nB. The mill\nC. The well\nD. The "
-              "boat\n\nAnswer with the letter of the right option:",
-       book +
-           "Britta bought the mill.\n\nQuestion: Who bought it?\nA. Britta\nB. Anna\nC. Nils\nD. Olaf\n\nAnswer with "
-           "the letter of the right option:",
-       book + "It rained.\n\nQuestion: How was it?\nA. Dry\nB. Hot\nC. Cold\nD. Wet\n\nAnswer with the letter of the "
-              "right option:"}};
+      {choice +
+           "Britta bought the mill.\n\nQuestion: What did she buy?\nA. The barn\nB. The mill\nC. The well\nD. The "
+           "boat" +
+           end,
+       choice + "Britta bought the mill.\n\nQuestion: Who bought it?\nA. Britta\nB. Anna\nC. Nils\nD. Olaf" + end,
+       choice + "It rained.\n\nQuestion: How was it?\nA. Dry\nB. Hot\nC. Cold\nD. Wet" + end}};
   return own;
 }
 
@@ -220,6 +222,32 @@ TEST(Definitions, ChancesOfChoicesThatAreWritten) {
   EXPECT_EQ(chances("scbench_choice_eng", "scbench/choice_eng.jsonl"), Chances(3, 0.25));
   EXPECT_EQ(chances("mmlu", "mmlu/test/bread_baking_test.csv"), Chances(3, 0.25));
   EXPECT_EQ(chances("longbench_lcc", "longbench/longbench.jsonl"), Chances(3, -1));
+}
+
+// L-Eval's own scores are of these items: people or models judge the others.
+TEST(Definitions, LEvalLeavesOutWhatNoMetricScores) {
+  for (const std::string_view name : task_names()) {
+    const EvalTask task = task_of(std::string(name));
+    if (!name.starts_with("leval_")) {
+      EXPECT_FALSE(task.leave_out.parsed) << name;
+      continue;
+    }
+    for (const char* scored : {"f1", "rouge", "exam"})
+      EXPECT_FALSE(*leaves_out(task, {{"evaluation", scored}})) << name << ' ' << scored;
+    for (const char* judged : {"LLM", "human", ""})
+      EXPECT_TRUE(*leaves_out(task, {{"evaluation", judged}})) << name << ' ' << judged;
+    EXPECT_FALSE(*leaves_out(task, Json::object())) << name;
+  }
+}
+
+// As LongBench's pred.py asks chat models.
+TEST(Definitions, LongBenchAsksSomeAsPlainText) {
+  std::set<std::string> plain;
+  for (const std::string_view name : task_names())
+    if (!task_of(std::string(name)).chat) plain.emplace(name);
+  EXPECT_EQ(plain, (std::set<std::string>{"longbench_trec", "longbench_triviaqa", "longbench_samsum", "longbench_lcc",
+                                          "longbench_repobench_p"}));
+  EXPECT_EQ(task_of("longbench_samsum").min_tokens, 1);
 }
 
 TEST(Definitions, ChoicesOfMmlu) {

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "base/counted.h"
 #include "base/hash.h"
 #include "base/mapped_file.h"
 #include "base/ordered_json.h"
@@ -114,7 +115,7 @@ class Runs : public CellRuns {
       KVASIR_ASSIGN_OR_RETURN(model_, TestedModel::open(plan_.engine));
     }
     for (const CellTask& each : plan_.tasks)
-      KVASIR_RETURN_IF_ERROR(check_asking(each.task.request, plan_.ask, plan_.endpoint.has_value()));
+      KVASIR_RETURN_IF_ERROR(check_asking(each.task.request, asking(each.task), plan_.endpoint.has_value()));
     for (CellTask& each : plan_.tasks) {
       std::string filler;
       each.data.filler = the_bell_of_saint_anne();
@@ -166,6 +167,8 @@ class Runs : public CellRuns {
     for (const TaskItem& item : data_[task].items) cell.of_items += item.questions.size();
     cell.summary = summarize(asked, cell.questions);
     cell.judges = judge_of(plan_.settings).value_or(setting) == setting;
+    if (data_[task].left_out > 0) cell.json["items_left_out"] = data_[task].left_out;
+    if (!asked.generator.empty()) cell.json["seed"] = plan_.tasks[task].data.seed;
     cell.json["command"] = plan_.command;
     cell.json["summary"] = to_json(cell.summary);
     if (!cell.ended.ok()) cell.json["unasked"] = cell.of_items - cell.questions.size();
@@ -174,6 +177,12 @@ class Runs : public CellRuns {
   }
 
  private:
+  AskOptions asking(const EvalTask& task) const {
+    AskOptions ask = plan_.ask;
+    ask.chat = ask.chat && task.chat;
+    return ask;
+  }
+
   Status load() {
     const std::int64_t room = plan_.ask.room > 0 ? plan_.ask.room : model_->context();
     // A token has at least one byte. Questions on one context are read one behind another at most.
@@ -208,7 +217,7 @@ class Runs : public CellRuns {
                 {"data_fingerprint", data.fingerprint},
                 {"reading", reading_name(plan_.ask.reading)}};
     if (!setting.policy.empty()) header.update({{"policy", setting.policy}, {"codec", setting.codec}});
-    if (plan_.ask.chat) header["chat"] = true;
+    if (plan_.ask.chat) header["chat"] = task.chat;
     if (plan_.ask.room > 0) header["context"] = plan_.ask.room;
     return header;
   }
@@ -260,6 +269,16 @@ std::string chance_remark(const Cell& cell) {
   return fmt::format("chance is {:.3f}, and the standard error is not known: {}", *cell.summary.chance, verdict);
 }
 
+std::vector<std::string> remarks_on_items(const Cell& cell) {
+  std::vector<std::string> remarks;
+  if (const auto left_out = cell.json.value("items_left_out", std::size_t{0}); left_out > 0)
+    remarks.push_back(fmt::format("{} left out, as the task's definition says",
+                                  counted(static_cast<std::int64_t>(left_out), "item")));
+  if (!cell.json.value("chat", true))
+    remarks.emplace_back("asked without the chat template, as the task's definition says");
+  return remarks;
+}
+
 std::string rows_of(const Cell& cell, bool header) {
   const auto error_of = [](const Mean& mean) {
     return std::isnan(mean.error) ? "-" : fmt::format("{:.4f}", mean.error);
@@ -282,6 +301,7 @@ std::string rows_of(const Cell& cell, bool header) {
     out += fmt::format("  {} of {} questions have no answer and count as wrong; the first: {}\n", summary.failed,
                        summary.questions, printable(first->error, 300));
   }
+  for (const std::string& remark : remarks_on_items(cell)) out += fmt::format("  {}\n", remark);
   if (!cell.ended.ok()) out += fmt::format("  ended early: {} of {} questions\n", summary.questions, cell.of_items);
   if (summary.shortened.value_or(0) > 0)
     out += fmt::format("  {} of {} prompts were shortened to fit the context\n", *summary.shortened, summary.questions);

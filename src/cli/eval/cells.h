@@ -86,6 +86,9 @@ Status without_answers(const std::vector<std::vector<Cell>>& cells);
 // "".
 std::string chance_remark(const Cell& cell);
 
+// Returns lines about which items were asked and how, which hold for all cells of a task.
+std::vector<std::string> remarks_on_items(const Cell& cell);
+
 // Returns the rows of a table, one for each metric, and remarks about the cell. `header`: begins with the columns'
 // names.
 std::string rows_of(const Cell& cell, bool header);

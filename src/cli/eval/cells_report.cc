@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/counted.h"
+#include "base/ordered_json.h"
 
 namespace kvasir::cli {
 namespace {
@@ -92,6 +93,25 @@ report::Table frontier_of(const std::vector<Cell>& cells, const std::string& met
   return table;
 }
 
+// What made each row: who was asked, by which program, and how.
+report::Table origins_of(const std::vector<Cell>& cells) {
+  report::Table table;
+  table.title = "how each row was made";
+  table.note = "The fingerprint is of the model's file. Answers are greedy: a seed draws generated items alone.";
+  table.header = {"policy", "codec", "model", "fingerprint", "version", "seed", "command"};
+  table.align = std::vector(table.header.size(), report::Align::kLeft);
+  const auto text = [](const Json& json, const char* field) {
+    return json.contains(field) && json[field].is_string() ? json[field].get<std::string>() : "-";
+  };
+  for (const Cell& cell : cells) {
+    const Json& subject = cell.json.at("subject");
+    table.rows.push_back({cell.setting.policy, cell.setting.codec, text(subject, "model"), text(subject, "fingerprint"),
+                          text(subject, "version"), cell.json.contains("seed") ? dump_line(cell.json["seed"]) : "-",
+                          text(cell.json, "command")});
+  }
+  return table;
+}
+
 // Means by group, such as the depths of a needle, a series for each setting.
 report::BarChart groups_of(const std::vector<Cell>& cells, const std::string& metric) {
   report::BarChart chart;
@@ -163,9 +183,10 @@ report::Report cells_report(const std::vector<std::vector<Cell>>& cells) {
       section.blocks.push_back(table_of(column, metric));
       if (column.front().summary.groups.size() > 1) section.blocks.push_back(groups_of(column, metric));
     }
-    section.text =
-        fmt::format("{} {}. Command: {}", column.front().summary.questions,
-                    scores_tokens(column.front()) ? "tokens scored" : "questions", first.value("command", ""));
+    section.blocks.push_back(origins_of(column));
+    section.text = fmt::format("{} {}.", column.front().summary.questions,
+                               scores_tokens(column.front()) ? "tokens scored" : "questions");
+    for (const std::string& remark : remarks_on_items(column.front())) section.text += fmt::format("\n\n{}.", remark);
     for (const Cell& cell : column)
       if (const std::string remark = chance_remark(cell); !remark.empty())
         section.text += fmt::format("\n\n{}: {}.", setting_name(cell), remark);
