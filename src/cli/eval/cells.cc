@@ -25,7 +25,7 @@ namespace {
 constexpr std::string_view kKeyOption = "--endpoint-key";
 
 bool has_full_cache(const CacheSetting& setting) {
-  return setting.policy == "full";
+  return setting.policy == "full" || setting.policy.starts_with("full:");
 }
 
 }  // namespace

@@ -39,12 +39,11 @@ struct Cell {
   std::vector<QuestionResult> questions;
   Status ended;              // why the run ended early, with the questions so far; ok: the cell is whole
   std::size_t of_items = 0;  // questions that a whole cell has
-  // Its scores say whether the task gives a verdict at all: a cell of judge_of(), or any if that is none.
-  bool judges = false;
+  bool judges = false;       // its scores say whether the task gives a verdict: judge_of()'s cell; without one, each
 };
 
-// Returns the first setting with a full cache: the others lose what it keeps, so that a task at which it only guesses
-// shows nothing about them. nullopt: none has one.
+// Returns the first setting with a full cache; nullopt: there is none. Where the model only guesses with a full cache,
+// the scores of the other settings show nothing about their policies.
 std::optional<std::size_t> judge_of(std::span<const CacheSetting> settings);
 
 // Returns a task by its built-in name, or from its definition's file (.json).
