@@ -76,7 +76,7 @@ struct PerplexityResult {
   std::optional<FullComparison> full;
   std::optional<NllDifference> difference;  // left to the caller to set, by nll_difference()
   // Means over the scored tokens, of the forward pass that predicted each:
-  double kept_mean = 0;   // tokens that the pass saw (its own included), mean over layers and KV heads
+  double kept_mean = 0;   // tokens that a scored row saw (its own included), mean over rows, layers and KV heads
   double dead_share = 0;  // share of written slots, in pages still held, whose token was dropped
   // Number of times the codec encoded a token retained in an encoded page at the end of the stream or window: mean and
   // most.

@@ -13,7 +13,7 @@ namespace kvasir {
 struct ScoredToken {
   std::int64_t position = 0;  // in its stream or window
   double nll = 0;
-  double kept = 0;        // tokens seen by the pass that predicted it
+  double kept = 0;        // tokens seen by the row that predicted it
   double dead_share = 0;  // of that pass
   std::optional<double> kld;
   bool top1_agree = false;

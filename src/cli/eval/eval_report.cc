@@ -186,7 +186,7 @@ Section trade_offs(std::span<const PerplexityResult> runs) {
                       "better."};
   section.blocks.emplace_back(trade_off(
       runs,
-      {.title = "Perplexity against tokens kept", .x_label = "Tokens that a pass sees, mean", .y_label = "Perplexity"},
+      {.title = "Perplexity against tokens kept", .x_label = "Tokens that a row sees, mean", .y_label = "Perplexity"},
       kept, perplexity));
   section.blocks.emplace_back(trade_off(
       runs, {.title = "Perplexity against KV memory", .x_label = "KV memory at its peak, MiB", .y_label = "Perplexity"},
@@ -194,7 +194,7 @@ Section trade_offs(std::span<const PerplexityResult> runs) {
   if (runs.front().full)
     section.blocks.emplace_back(trade_off(runs,
                                           {.title = "KL divergence against tokens kept",
-                                           .x_label = "Tokens that a pass sees, mean",
+                                           .x_label = "Tokens that a row sees, mean",
                                            .y_label = "KL divergence from the full cache, nats"},
                                           kept, divergence));
   return section;
