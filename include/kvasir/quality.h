@@ -20,7 +20,8 @@ struct QualityOptions {
   double kl = 0.05;
   // Generated tokens between two checks, 1 to kMostQualityEvery. The grid begins behind the prompt.
   int every = 256;
-  // One of so many generated tokens is compared, 1 to `every`. The first is always.
+  // One of so many generated tokens is compared, 1 to `every`. The first is always. As text and over HTTP the default
+  // is at most `every`.
   int stride = 16;
   // The budgets that the policy may get, in the units of its own option (docs/policies/quality.md); 0: `least` is 64,
   // or the least that the policy takes if that is more; `most` is what the longest text of the request needs.

@@ -59,6 +59,12 @@ class Drafting {
   // Says that the text can have no drafts, and why.
   void refuse(std::string_view why) { refused_ = why; }
   std::string_view refused() const { return refused_; }
+  // Says why there is no draft now, though there may be one later.
+  void excuse(std::string_view why) { excuse_ = why; }
+  // Returns why there were none at all; empty where there were some, or only pauses.
+  std::string_view why_none() const {
+    return !refused_.empty() ? refused_ : drafted_ == 0 ? excuse_ : std::string_view();
+  }
 
   std::int64_t drafted() const { return drafted_; }      // tokens so far
   std::int64_t came_true() const { return came_true_; }  // of these
@@ -75,6 +81,7 @@ class Drafting {
   int drafted_passes_ = 0;
   int losses_ = 0;  // pauses in a row because drafts took longer
   std::string_view refused_;
+  std::string_view excuse_;
   std::int64_t drafted_ = 0;
   std::int64_t came_true_ = 0;
 };

@@ -467,7 +467,7 @@ GenerateResult Generation::result() const {
   result.finish_reason = finish_reason_.value_or(FinishReason::kFailed);
   result.stopped_by = matcher_.found();
   if (drafting_)
-    result.draft = DraftReport{drafting_->drafted(), drafting_->came_true(), std::string(drafting_->refused())};
+    result.draft = DraftReport{drafting_->drafted(), drafting_->came_true(), std::string(drafting_->why_none())};
   return result;
 }
 

@@ -97,7 +97,9 @@ void Task::want_drafts(int most) {
     if (!view.ok()) return drafting.refuse("draft names no policy that the model can draft under");
     view_ = *view;
   }
-  // Asked before a pause is shortened: a text that the view holds whole has nothing to gain.
+  if (text_->sequence->tables().next_index() <= view_->tokens())
+    return drafting.excuse("the view of the drafts held the whole text");
+  // Asked before a pause is shortened.
   if (!text_->sequence->may_draft(*view_, most)) return;
   wanted_ = std::min(drafting.wanted(), most);
 }

@@ -9,10 +9,12 @@
 #include <initializer_list>
 #include <utility>
 
+#include "base/nearest.h"
 #include "base/ordered_json.h"
 #include "base/status.h"
 #include "jinja/json_value.h"
 #include "tasks/definitions.h"
+#include "tasks/generated/generated_tasks.h"
 #include "tasks/json_fields.h"
 #include "tasks/messages.h"
 #include "tasks/metrics/metric.h"
@@ -464,8 +466,10 @@ Result<EvalTask> built_in_task(std::string_view name) {
     task.name = name;
     return task;
   }
-  return one_line(make_status(StatusCode::kNotFound, "there is no task '{}'; there are {}", name.substr(0, 64),
-                              fmt::join(task_names(), ", ")));
+  std::vector<std::string_view> names = task_names();
+  for (const GeneratedTask& each : generated_tasks()) names.push_back(each.name);
+  return one_line(make_status(StatusCode::kNotFound, "there is no task '{}'{}; 'kvasir eval tasks --list' names all",
+                              name.substr(0, 64), did_you_mean(name, names)));
 }
 
 std::string file_variable(const std::string& path) {

@@ -217,6 +217,7 @@ TEST_F(EvalTasks, MatrixCellsAreRunOnce) {
 TEST_F(EvalTasks, WrongInputGetsOneLine) {
   expect_error("tasks", {}, "name a task");
   expect_error("tasks", {"nope"}, "there is no task 'nope'");
+  expect_error("tasks", {"needl"}, "there is no task 'needl'; did you mean 'needle'?");
   expect_error("tasks", {"gsm8k"}, "give that with --data");
   expect_error("tasks", {"gsm8k", "--data", "a.jsonl", "--data", "b.jsonl"}, "--data is given 2 times");
   expect_error("tasks", {"gsm8k", "--data", folder_ + "/none.jsonl"}, "none.jsonl");

@@ -158,7 +158,7 @@ TEST(Drafts, OfTheModelSeeWhatTheViewHolds) {
   EXPECT_GT(2 * most->came_true, most->drafted) << most->drafted;
   const auto none = Drafted(model, "full", "policy:window:size=200", 0).task->generation().result().draft;
   EXPECT_EQ(none->drafted, 0);
-  EXPECT_EQ(none->refused, "");
+  EXPECT_EQ(none->refused, "the view of the drafts held the whole text");
 }
 
 TEST(Drafts, OfTheModelNameAPolicyByRange) {

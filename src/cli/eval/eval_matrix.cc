@@ -313,8 +313,12 @@ void add_eval_matrix(CLI::App& eval, Outcome& outcome) {
       eval.add_subcommand("matrix", "A grid of policies, budgets, codecs and tasks, and a page about it");
   command->add_option("grid", options->grid, "The grid, a JSON file")->required()->type_name("FILE");
   add_model_option(*command, options->engine.model);
-  command->add_option("-t,--threads", options->engine.threads, "Threads; 0: one per core")->capture_default_str();
-  command->add_option("--isa", options->engine.isa, "Kernels, as for 'kvasir run'")->capture_default_str();
+  command->add_option("-t,--threads", options->engine.threads, "Threads; 0: one per core")
+      ->capture_default_str()
+      ->envname("KVASIR_THREADS");
+  command->add_option("--isa", options->engine.isa, "Kernels, as for 'kvasir run'")
+      ->capture_default_str()
+      ->envname("KVASIR_ISA");
   add_kv_memory_option(*command, options->engine);
   command->add_option("--parallel", options->parallel, "Items and windows under way at a time")
       ->check(CLI::Range(1, 256))

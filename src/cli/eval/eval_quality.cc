@@ -46,11 +46,12 @@ Json to_json(const PromiseRun& run) {
   const QualityReport& quality = *run.quality;
   Json budgets = Json::array();
   for (const QualityReport::Change& change : quality.budgets) budgets.push_back({change.token, change.budget});
+  const bool checked = quality.checks > 0;
   json["tokens_per_second_without"] = speed(run.tokens, run.policy_seconds);
   json["quality"] = {{"kl_bound", quality.kl_bound},
-                     {"kl_mean", quality.kl_mean},
-                     {"kl_max", quality.kl_max},
-                     {"held", quality.held},
+                     {"kl_mean", checked ? Json(quality.kl_mean) : Json()},
+                     {"kl_max", checked ? Json(quality.kl_max) : Json()},
+                     {"held", checked ? Json(quality.held) : Json()},
                      {"compared", quality.compared},
                      {"checks", quality.checks},
                      {"unchecked", quality.unchecked},
@@ -82,6 +83,14 @@ Status print_result(const std::string& file, const PromiseResult& result) {
   out += fmt::format(kRow, "policy", "tokens", "mean KL", "kept", "KV peak", "tokens/s");
   out += row_of(run, printable(fmt::format("{}, kl={}", run.policy, quality.kl_bound), 44));
   for (const PromiseRun& fixed : result.fixed) out += row_of(fixed, printable(fixed.policy, 44));
+  if (quality.checks == 0) {
+    out += fmt::format(
+        "The promise compared nothing: there is no check before `every` tokens, and {} were measured. Mean KL of all "
+        "tokens "
+        "{:.5f}, {:.2f} times the bound.\n",
+        run.tokens, run.kl_mean, run.kl_mean / quality.kl_bound);
+    return print(out);
+  }
   out += fmt::format(
       "The promise compared {} of {} tokens in {} checks: mean KL {:.5f}, {:.2f} times the bound; of all tokens "
       "{:.5f}, "
