@@ -285,7 +285,6 @@ void add_demo(CLI::App& program, Outcome& outcome) {
   options->policies = {"full", "snapkv:budget=512", "streaming:cap=512"};
   CLI::App* command =
       program.add_subcommand("demo", "Show what policies keep: a hidden number, a question, a story; a minute");
-  options->engine.kv_type = "auto";
   add_model_option(*command, options->engine.model);
   add_lora_option(*command, options->engine.lora);
   command->add_option("-t,--threads", options->engine.threads, "Threads; 0: one per core")->capture_default_str();
