@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 
@@ -108,8 +109,10 @@ Result<Needs> needs_of(const gguf::File& file) {
   KVASIR_ASSIGN_OR_RETURN(const WeightMap weights, map_weights(file, config));
   needs.weights = cpu_weight_bytes(weights.parts);
   const EngineOptions defaults;
-  KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape,
-                          kv_cache_shape(config, resolve_kv_type("auto", config), defaults.page_slots));
+  // As for a run without options.
+  const char* const type = std::getenv("KVASIR_KV_TYPE");
+  const std::string kv_type = resolve_kv_type(type != nullptr && *type != '\0' ? type : "auto", config);
+  KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, kv_cache_shape(config, kv_type, defaults.page_slots));
   needs.tokens = std::min(config.context, kMostPlannedTokens);
   needs.available = memory_for_run(usable_cores());
   CacheConditions conditions{shape, needs.tokens, 0, 0, needs.available - std::min(needs.available, needs.weights), {}};
