@@ -13,15 +13,23 @@ import math
 import pathlib
 import re
 import statistics
+import sys
 
 
 def cells_of(folder):
-    """Returns {(task, policy, codec): cell}."""
+    """Returns {(task, policy, codec): cell}. Ends the program where there are none, or two for one key: of two grids or models."""
     cells = {}
     for path in sorted(pathlib.Path(folder).glob("*.json")):
         cell = json.loads(path.read_text())
-        if cell.get("schema", "").startswith("kvasir-eval/"):
-            cells[cell["task"], cell["policy"], cell["codec"]] = cell
+        if not cell.get("schema", "").startswith("kvasir-eval/"):
+            continue
+        key = cell["task"], cell["policy"], cell["codec"]
+        if key in cells:
+            sys.exit(f"table.py: {folder} has several cells of {', '.join(key)}, of other windows, texts or models; "
+                     "name a folder of one grid")
+        cells[key] = cell
+    if not cells:
+        sys.exit(f"table.py: {folder} has no cells of 'kvasir eval matrix'")
     return cells
 
 
@@ -45,6 +53,8 @@ def main():
     options = parser.parse_args()
     cells = cells_of(options.results)
     codecs = options.codecs.split(",")
+    if lacking := sorted(set(codecs) - {codec for _, _, codec in cells}):
+        sys.exit(f"table.py: there are no cells of {', '.join(lacking)}; give --codecs")
     policies = list(dict.fromkeys(policy for _, policy, _ in cells))
     for budget in sorted({budget_of(policy) for policy in policies} - {0}):
         print(f"\n| budget {budget} | kept | KL, {', '.join(codecs)} | less `{options.against}`'s, {codecs[0]} | needles %, {', '.join(codecs)} | "
