@@ -36,8 +36,8 @@ def of_whole(r, policy):
 
 
 def restream(values):
-    """A run for each book: 4,096 tokens are read, and what lies up to 4,096 tokens back is read again."""
-    return {f"cascade-restream-{book}": ["eval", "restream", "-m", "{model}", "-f", f"{{books}}/{book}.txt", "--fill", 4096, "--distances",
+    """A run for each book: 8,192 tokens are read, which fill all caches, and what lies up to 4,096 tokens back is read again."""
+    return {f"cascade-restream-{book}": ["eval", "restream", "-m", "{model}", "-f", f"{{books}}/{book}.txt", "--fill", 8192, "--distances",
                                          ",".join(map(str, DISTANCES)), "--json",
                                          *kv("streaming:sinks=4,window=2048", *(f"cascade:size=2048,n={n}" for n in (2, 4)))]
             for book in f.books(values)}
