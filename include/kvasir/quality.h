@@ -15,13 +15,17 @@ namespace kvasir {
 // Tokens between two checks, at most.
 inline constexpr int kMostQualityEvery = 1 << 20;
 
+// Returns the stride where only `every` is given.
+constexpr int default_stride(int every) {
+  return every < 1 ? 1 : every < 16 ? every : 16;
+}
+
 struct QualityOptions {
   // Bound on the mean of KL(full || policy) over the positions compared, in nats per token; above 0, finite.
   double kl = 0.05;
   // Generated tokens between two checks, 1 to kMostQualityEvery. The grid begins behind the prompt.
   int every = 256;
-  // One of so many generated tokens is compared, 1 to `every`. The first is always. As text and over HTTP the default
-  // is at most `every`.
+  // One generated token of so many is compared, 1 to `every`. The first is always.
   int stride = 16;
   // The budgets that the policy may get, in the units of its own option (docs/policies/quality.md); 0: `least` is 64,
   // or the least that the policy takes if that is more; `most` is what the longest text of the request needs.

@@ -92,8 +92,11 @@ std::string kv_type_help() {
       fmt::join(kv_type_names(), ", "));
 }
 
-std::string auto_kv_type_help() {
-  return kv_type_help() + "; auto: i16 where attention is faster with it on this machine, else f16";
+void add_kv_type_option(CLI::App& command, std::string& kv_type) {
+  const bool automatic = kv_type == "auto";
+  const char* const more = automatic ? "; auto: i16 where attention is faster with it on this machine, else f16" : "";
+  CLI::Option* const option = command.add_option("--kv-type", kv_type, kv_type_help() + more)->capture_default_str();
+  if (automatic) option->envname("KVASIR_KV_TYPE");
 }
 
 namespace {
@@ -123,9 +126,7 @@ void add_page_option(CLI::App& command, EngineOptions& options) {
 
 void add_engine_options(CLI::App& command, EngineOptions& options) {
   add_model_and_kernels(command, options);
-  const std::string help = options.kv_type == "auto" ? auto_kv_type_help() : kv_type_help();
-  CLI::Option* const type = command.add_option("--kv-type", options.kv_type, help)->capture_default_str();
-  if (options.kv_type == "auto") type->envname("KVASIR_KV_TYPE");
+  add_kv_type_option(command, options.kv_type);
   add_page_option(command, options);
 }
 

@@ -57,7 +57,8 @@ void add_shell(CLI::App& program, Outcome& outcome);  // completion and man, whi
 // Adds -m (or the first argument by place) and --offline. `path` is as typed until resolve_model_option().
 void add_model_option(CLI::App& command, std::string& path);
 std::string kv_type_help();
-std::string auto_kv_type_help();  // where "auto" is possible too
+// Adds --kv-type, whose default is what `kv_type` is. Where that is "auto", KVASIR_KV_TYPE may set another.
+void add_kv_type_option(CLI::App& command, std::string& kv_type);
 // Adds --demote, --demote-dir and --demote-size.
 void add_demote_options(CLI::App& command, std::string& demote, EngineOptions& options);
 // Sets the engine's folder for demotion if a policy demotes or offloads to a file and none was named.

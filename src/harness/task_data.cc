@@ -11,6 +11,7 @@
 
 #include "base/hash.h"
 #include "base/status.h"
+#include "tasks/definitions.h"
 #include "tasks/generated/generated_tasks.h"
 #include "tasks/item_file.h"
 #include "tasks/messages.h"

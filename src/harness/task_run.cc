@@ -12,18 +12,17 @@ namespace {
 
 using Place = std::pair<std::size_t, std::size_t>;  // item, question
 
-AskOptions options_of(const TaskRun& run) {
-  AskOptions ask = run.ask;
-  ask.request = run.task->request;
-  ask.stop = run.task->stop;
-  ask.max_tokens = run.task->max_tokens;
-  ask.min_tokens = run.task->min_tokens;
-  ask.chat = ask.chat && run.task->chat;
-  ask.truncation = run.task->truncation;
+}  // namespace
+
+AskOptions options_of(const EvalTask& task, AskOptions ask) {
+  ask.request = task.request;
+  ask.stop = task.stop;
+  ask.max_tokens = task.max_tokens;
+  ask.min_tokens = task.min_tokens;
+  ask.chat = ask.chat && task.chat;
+  ask.truncation = task.truncation;
   return ask;
 }
-
-}  // namespace
 
 Result<std::vector<QuestionResult>> run_task(Subject& subject, const TaskRun& run) {
   // Answers of earlier runs, without those that failed: they are asked again.
@@ -64,7 +63,7 @@ Result<std::vector<QuestionResult>> run_task(Subject& subject, const TaskRun& ru
     return failed.ok() && go_on();
   };
   Status status = !go_on() ? Status(StatusCode::kCancelled, "") : Status();
-  if (status.ok() && !left.empty()) status = subject.ask(left, options_of(run), take, go_on);
+  if (status.ok() && !left.empty()) status = subject.ask(left, options_of(*run.task, run.ask), take, go_on);
   if (!failed.ok()) status = failed;
   std::vector<QuestionResult> results;
   for (auto& [place, result] : found) results.push_back(std::move(result));

@@ -13,10 +13,13 @@
 
 namespace kvasir {
 
+// Returns how a task is asked: request, stop, numbers of tokens and truncation are its own, and it may have no chat.
+AskOptions options_of(const EvalTask& task, AskOptions ask);
+
 struct TaskRun {
   const EvalTask* task = nullptr;
   std::span<const TaskItem> items;
-  AskOptions ask;            // request, stop, numbers of tokens and truncation are the task's, which may have no chat
+  AskOptions ask;            // before options_of()
   ResultLog* log = nullptr;  // has the questions that are answered already, and gets each new answer; may be null
   // Gets the questions done and in total; returns false to stop. May be empty. Also called between answers.
   std::function<bool(std::size_t done, std::size_t total)> progress;

@@ -58,8 +58,7 @@ Result<QualityOptions> parse_quality(std::string_view text) {
     if (std::ranges::find(seen, key) != seen.end()) return refuse("quality: option '{}' is given twice", key);
     seen.push_back(key);
   }
-  if (std::ranges::find(seen, "stride") == seen.end())
-    options.stride = std::min(options.stride, std::max(options.every, 1));
+  if (std::ranges::find(seen, "stride") == seen.end()) options.stride = default_stride(options.every);
   if (options.kl == 0) return refuse("quality needs a bound on the KL divergence, such as kl=0.05");
   KVASIR_RETURN_IF_ERROR(check_quality(options));
   return options;

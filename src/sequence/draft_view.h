@@ -1,4 +1,4 @@
-// What a model attends to while it drafts its own next tokens: the first tokens of the text and the newest ones. All
+// The view of a model that drafts its own next tokens: the first tokens of the text and the newest ones. All
 // other tokens stay in the page tables, where the pass that checks the drafts reads them. Thread-safety: plain values.
 #pragma once
 

@@ -7,8 +7,12 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/nearest.h"
 #include "base/ordered_json.h"
+#include "base/status.h"
 #include "tasks/definition_texts.h"
+#include "tasks/generated/generated_tasks.h"
+#include "tasks/messages.h"
 
 namespace kvasir {
 namespace {
@@ -47,6 +51,25 @@ struct Definitions {
 std::span<const TaskDefinition> task_definitions() {
   static const Definitions definitions;
   return definitions.views;
+}
+
+std::vector<std::string_view> task_names() {
+  std::vector<std::string_view> names;
+  for (const TaskDefinition& each : task_definitions()) names.push_back(each.name);
+  return names;
+}
+
+Result<EvalTask> built_in_task(std::string_view name) {
+  for (const TaskDefinition& each : task_definitions()) {
+    if (each.name != name) continue;
+    KVASIR_ASSIGN_OR_RETURN(EvalTask task, parse_task(each.text));
+    task.name = name;
+    return task;
+  }
+  std::vector<std::string_view> names = task_names();
+  for (const GeneratedTask& each : generated_tasks()) names.push_back(each.name);
+  return one_line(make_status(StatusCode::kNotFound, "there is no task '{}'{}; 'kvasir eval tasks --list' names all",
+                              name.substr(0, 64), did_you_mean(name, names)));
 }
 
 }  // namespace kvasir

@@ -4,6 +4,10 @@
 
 #include <span>
 #include <string_view>
+#include <vector>
+
+#include "kvasir/status.h"
+#include "tasks/task.h"
 
 namespace kvasir {
 
@@ -14,5 +18,10 @@ struct TaskDefinition {
 
 // Returns all definitions, in order of name.
 std::span<const TaskDefinition> task_definitions();
+
+// Returns their names, in order.
+std::vector<std::string_view> task_names();
+// Returns the task of that name. Errors: kNotFound, with the nearest name of all tasks, generated ones too.
+Result<EvalTask> built_in_task(std::string_view name);
 
 }  // namespace kvasir

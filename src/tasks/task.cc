@@ -9,12 +9,9 @@
 #include <initializer_list>
 #include <utility>
 
-#include "base/nearest.h"
 #include "base/ordered_json.h"
 #include "base/status.h"
 #include "jinja/json_value.h"
-#include "tasks/definitions.h"
-#include "tasks/generated/generated_tasks.h"
 #include "tasks/json_fields.h"
 #include "tasks/messages.h"
 #include "tasks/metrics/metric.h"
@@ -451,25 +448,6 @@ Result<EvalTask> parse_task(std::string_view definition) {
   Result<EvalTask> task = read(definition);
   if (task.ok()) return task;
   return one_line(task.status());
-}
-
-std::vector<std::string_view> task_names() {
-  std::vector<std::string_view> names;
-  for (const TaskDefinition& each : task_definitions()) names.push_back(each.name);
-  return names;
-}
-
-Result<EvalTask> built_in_task(std::string_view name) {
-  for (const TaskDefinition& each : task_definitions()) {
-    if (each.name != name) continue;
-    KVASIR_ASSIGN_OR_RETURN(EvalTask task, parse_task(each.text));
-    task.name = name;
-    return task;
-  }
-  std::vector<std::string_view> names = task_names();
-  for (const GeneratedTask& each : generated_tasks()) names.push_back(each.name);
-  return one_line(make_status(StatusCode::kNotFound, "there is no task '{}'{}; 'kvasir eval tasks --list' names all",
-                              name.substr(0, 64), did_you_mean(name, names)));
 }
 
 std::string file_variable(const std::string& path) {

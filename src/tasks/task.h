@@ -88,11 +88,6 @@ struct EvalTask {
 // Errors: kInvalidArgument that names the field and what is wrong with it.
 Result<EvalTask> parse_task(std::string_view definition);
 
-// Returns the names of the built-in definitions, in order.
-std::vector<std::string_view> task_names();
-// Errors: kNotFound with the names there are.
-Result<EvalTask> built_in_task(std::string_view name);
-
 // One question about an item, ready to be asked. All of one item share `context`.
 struct Question {
   std::string prompt;                   // behind the item's context

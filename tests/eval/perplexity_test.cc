@@ -149,7 +149,8 @@ TEST_F(Perplexity, KeptIsWhatTheRowsSee) {
                 1e-9)
         << chunk;
   }
-  // One that drops when a chunk ends has shown its rows the budget and the chunk up to them: 300 is 42 chunks and 6.
+  // A policy that drops when a chunk ends has shown its rows the budget and the chunk up to them: 300 is 42 chunks
+  // and 6.
   double sum = 0;
   for (int row = 0; row < 299; ++row) sum += std::min(40, row / 7 * 7) + row % 7 + 1;
   EXPECT_NEAR(evaluate({.policies = {"h2o:budget=40,recent=20"}, .chunk = 7}).kept_mean, sum / 299, 1e-9);

@@ -200,7 +200,7 @@ TEST(Definitions, RightAnswers) {
             (std::vector<std::string>{"Person", "Place", "Number"}));
 }
 
-// What guessing would give of the tasks whose answer is one of a few.
+// Tasks whose answer is one of a few say what guessing would give.
 TEST(Definitions, ChancesOfChoicesThatAreWritten) {
   const auto chances = [](const std::string& name, const std::string& data) {
     std::vector<double> all;
@@ -214,7 +214,7 @@ TEST(Definitions, ChancesOfChoicesThatAreWritten) {
   EXPECT_EQ(chances("longbench_passage_retrieval_en", "longbench/longbench.jsonl"), Chances(3, 1.0 / 30));
   EXPECT_EQ(chances("leval_quality", "leval/quality.jsonl"), (Chances{0.25, 0.25}));
   EXPECT_EQ(chances("leval_tpo", "leval/quality.jsonl"), (Chances{0.25, 0.25}));
-  // One letter of several right ones scores a quarter, and one of two is drawn half of the time.
+  // A guess that is one of several right letters scores a quarter. With two right letters half of the guesses are.
   EXPECT_EQ(chances("leval_coursera", "leval/coursera.jsonl"), (Chances{0.125, 0.25}));
   EXPECT_EQ(chances("leval_sci_fi", "leval/sci_fi.jsonl"), Chances{0.5});
   EXPECT_EQ(chances("infinitebench_longbook_choice_eng", "infinitebench/longbook_choice_eng.jsonl"), Chances(2, 0.25));

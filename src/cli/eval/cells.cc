@@ -17,6 +17,7 @@
 #include "cli/signals.h"
 #include "harness/engine_subject.h"
 #include "harness/task_run.h"
+#include "tasks/definitions.h"
 #include "tasks/generated/generated_tasks.h"
 
 namespace kvasir::cli {
@@ -115,7 +116,8 @@ class Runs : public CellRuns {
       KVASIR_ASSIGN_OR_RETURN(model_, TestedModel::open(plan_.engine));
     }
     for (const CellTask& each : plan_.tasks)
-      KVASIR_RETURN_IF_ERROR(check_asking(each.task.request, asking(each.task), plan_.endpoint.has_value()));
+      KVASIR_RETURN_IF_ERROR(
+          check_asking(each.task.request, options_of(each.task, plan_.ask), plan_.endpoint.has_value()));
     for (CellTask& each : plan_.tasks) {
       std::string filler;
       each.data.filler = the_bell_of_saint_anne();
@@ -177,12 +179,6 @@ class Runs : public CellRuns {
   }
 
  private:
-  AskOptions asking(const EvalTask& task) const {
-    AskOptions ask = plan_.ask;
-    ask.chat = ask.chat && task.chat;
-    return ask;
-  }
-
   Status load() {
     const std::int64_t room = plan_.ask.room > 0 ? plan_.ask.room : model_->context();
     // A token has at least one byte. Questions on one context are read one behind another at most.

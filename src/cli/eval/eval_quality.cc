@@ -86,8 +86,7 @@ Status print_result(const std::string& file, const PromiseResult& result) {
   if (quality.checks == 0) {
     out += fmt::format(
         "The promise compared nothing: there is no check before `every` tokens, and {} were measured. Mean KL of all "
-        "tokens "
-        "{:.5f}, {:.2f} times the bound.\n",
+        "tokens {:.5f}, {:.2f} times the bound.\n",
         run.tokens, run.kl_mean, run.kl_mean / quality.kl_bound);
     return print(out);
   }

@@ -8,6 +8,7 @@
 #include "cli/eval/cells_report.h"
 #include "cli/eval/eval.h"
 #include "cli/signals.h"
+#include "tasks/definitions.h"
 #include "tasks/generated/generated_tasks.h"
 
 namespace kvasir::cli {

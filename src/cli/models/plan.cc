@@ -275,9 +275,7 @@ void add_plan(CLI::App& program, Outcome& outcome) {
   command->add_option("--chunk", options->chunk, "Prompt tokens per forward pass; 0: the policy's own")
       ->capture_default_str();
   command->add_option("--page", options->page_slots, "Tokens per page: 16, 32 or 64")->capture_default_str();
-  command->add_option("--kv-type", options->kv_type, auto_kv_type_help())
-      ->capture_default_str()
-      ->envname("KVASIR_KV_TYPE");
+  add_kv_type_option(*command, options->kv_type);
   command->add_option("--isa", options->isa, "Kernels, as for 'kvasir run': they decide what auto is")
       ->capture_default_str()
       ->envname("KVASIR_ISA");

@@ -72,7 +72,7 @@ Status read_quality(const Json& kv, std::optional<QualityOptions>& quality) {
   KVASIR_RETURN_IF_ERROR(read_whole(*given, "least", 0, kMostGenerated, options.least));
   KVASIR_RETURN_IF_ERROR(read_whole(*given, "most", 0, kMostGenerated, options.most));
   options.every = static_cast<int>(every);
-  options.stride = static_cast<int>(given->contains("stride") ? stride : std::min(stride, every));
+  options.stride = given->contains("stride") ? static_cast<int>(stride) : default_stride(options.every);
   KVASIR_RETURN_IF_ERROR(check_quality(options));
   quality = options;
   return {};
