@@ -185,6 +185,9 @@ Result<TaskData> find_items(const EvalTask& task, const TaskDataOptions& options
     return one_line(
         invalid_argument("'{}': task '{}' leaves out all {} items", options.file, task.name, data.left_out));
   share_clusters(task, &data.items);
+  // A trial has the same fact and text at all depths.
+  for (std::size_t i = 0; i < data.items.size() && !options.depths.empty() && !task.generator.empty(); ++i)
+    data.items[i].cluster = i / options.depths.size();
   data.fingerprint = fingerprint_of_items(data.items);
   data.described = options.file.empty() ? fmt::format("generated, {} tokens, seed {}", options.tokens, options.seed)
                                         : std::filesystem::path(options.file).filename().string();

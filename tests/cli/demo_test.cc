@@ -67,7 +67,11 @@ TEST(Demo, TheDefaultModelAnswersInWordsAndWritesBeyondItsCache) {
   EXPECT_EQ(words[0]["answer"], "The lamplighter is Josiah Penrose.");
   EXPECT_EQ(words[1]["answer"], "The lamplighter is Josiah Penrose.");
   EXPECT_GT(words[1]["dropped"], 1000);
-  EXPECT_EQ(words[2]["answer"], "The lamplighter is called \"The Lamplighter\" by the people of the village.");
+  // What the model makes up depends on the last bits of its sums, thus on the kernels. It is a sentence, and not the
+  // name.
+  const std::string made_up = words[2]["answer"];
+  EXPECT_EQ(made_up.rfind("The lamplighter is ", 0), 0) << made_up;
+  EXPECT_EQ(made_up.find("Penrose"), std::string::npos) << made_up;
   EXPECT_FALSE(words[2]["found"]);
   const Json& story = shown["continuation"];
   EXPECT_EQ(story["tokens"], 400);

@@ -7,6 +7,9 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tasks/definitions.h"
+#include "text/vocabularies.h"
+
 namespace kvasir::test {
 namespace {
 
@@ -124,6 +127,23 @@ TEST_F(HarnessData, ItemsOnOneContextShareACluster) {
                          "description": "{{ index }} "})",
                      file),
             (Clusters{0, 1, 0, 3, 4}));
+}
+
+// A trial has one fact and one text at all depths.
+TEST_F(HarnessData, DepthsOfOneTrialShareACluster) {
+  const auto tokenizer = tokenizer_of_file(small_model());
+  auto task = built_in_task("generated");
+  ASSERT_TRUE(task.ok());
+  task->generator = "passkey";
+  const auto clusters_of = [&](const std::vector<double>& depths) {
+    const auto data = find_items(*task, {.tokens = 512, .count = 2, .depths = depths}, tokenizer.get());
+    EXPECT_TRUE(data.ok()) << data.status().message();
+    std::vector<std::size_t> found;
+    for (const TaskItem& item : data->items) found.push_back(item.cluster);
+    return found;
+  };
+  EXPECT_EQ(clusters_of({0, 0.5, 1}), (std::vector<std::size_t>{0, 0, 0, 1, 1, 1}));
+  EXPECT_EQ(clusters_of({}), (std::vector<std::size_t>{0, 1}));
 }
 
 }  // namespace
