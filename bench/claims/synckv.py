@@ -14,7 +14,7 @@ QUALITY = {"synckv-quality": ["eval", "ppl", "-m", "{model}", "-f", "{books}", "
 
 def needle(values):
     """64 trials, 16 in each of four books, each with a fact and a depth of its own."""
-    return {f"synckv-needle-{book}": ["eval", "tasks", "needle", "-m", "{model}", "--filler", f"{{books}}/{book}.txt", "--tokens", 2048,
+    return {f"synckv-needle-{book}": ["eval", "tasks", "needle", "-m", "{model}", "-f", f"{{books}}/{book}.txt", "--tokens", 2048,
                                       "--count", 16, "--seed", 1 + number, "--json",
                                       *kv("full", "synckv:mem=50%", "quest:budget=1024", "snapkv:budget=1024", "cake:budget=1024")]
             for number, book in enumerate(f.books(values)[:4])}
