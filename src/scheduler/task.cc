@@ -104,6 +104,11 @@ void Task::want_drafts(int most) {
   wanted_ = std::min(drafting.wanted(), most);
 }
 
+void Task::want_no_drafts() {
+  wanted_ = 0;
+  lookahead_.reset();
+}
+
 Sequence::Input Task::drafting_input() const {
   Sequence::Input input;
   input.rest = std::span(pass_).last(1);
@@ -123,8 +128,7 @@ bool Task::take_draft(const StepResult& result) {
 }
 
 void Task::end_drafting() {
-  wanted_ = 0;
-  lookahead_.reset();
+  want_no_drafts();
   if (text_->sequence != nullptr && text_->sequence->status().ok()) text_->sequence->take_back_drafting();
 }
 
@@ -164,7 +168,8 @@ void Task::take_judged(const StepResult& result) {
   take_logits(result);
   if (!generation_->pending()) next_ = kNoToken;
   pass_.clear();
-  judged_ = wanted_ = 0;
+  judged_ = 0;
+  want_no_drafts();
 }
 
 bool Task::reads() const {
@@ -250,7 +255,7 @@ void Task::take(const StepResult& result) {
   if (generated) {
     fresh_ += generation_->accept(std::exchange(next_, kNoToken));
     pass_.clear();
-    wanted_ = 0;
+    want_no_drafts();
   }
   for (; forced_ > 0 && run_ + forced_ > tokens_.size(); --forced_) {
     const TokenId token = tokens_[tokens_.size() - forced_];
@@ -352,7 +357,7 @@ void Task::release() {
   KVASIR_CHECK(replayable_);
   text_->sequence.reset();
   run_ = 0;
-  wanted_ = 0;
+  want_no_drafts();
   if (dropped_) dropped_->done = false;
 }
 

@@ -145,6 +145,7 @@ class Task : public DraftJudge {
   void note_newest(std::span<const TokenId> tokens);
   void draft();
   void want_drafts(int most);
+  void want_no_drafts();  // of the model
   void take_judged(const StepResult& result);
   void take_logits(const StepResult& result);
   void drop_thoughts();

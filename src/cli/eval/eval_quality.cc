@@ -12,6 +12,7 @@
 #include "cli/signals.h"
 #include "cli/text_input.h"
 #include "eval/promise.h"
+#include "server/api/kv_report_json.h"
 
 namespace kvasir::cli {
 namespace {
@@ -43,26 +44,9 @@ Json to_json(const PromiseRun& run) {
                {"policy_seconds", run.policy_seconds},
                {"tokens_per_second", speed(run.tokens, all_seconds(run))}};
   if (!run.quality) return json;
-  const QualityReport& quality = *run.quality;
-  Json budgets = Json::array();
-  for (const QualityReport::Change& change : quality.budgets) budgets.push_back({change.token, change.budget});
-  const bool checked = quality.checks > 0;
   json["tokens_per_second_without"] = speed(run.tokens, run.policy_seconds);
-  json["quality"] = {{"kl_bound", quality.kl_bound},
-                     {"kl_mean", checked ? Json(quality.kl_mean) : Json()},
-                     {"kl_max", checked ? Json(quality.kl_max) : Json()},
-                     {"held", checked ? Json(quality.held) : Json()},
-                     {"compared", quality.compared},
-                     {"checks", quality.checks},
-                     {"unchecked", quality.unchecked},
-                     {"budget", quality.budget},
-                     {"budgets", std::move(budgets)},
-                     {"shadow_tokens", quality.shadow_tokens},
-                     {"shadow_seconds", quality.shadow_seconds},
-                     {"shadow_bytes", quality.shadow_bytes},
-                     {"rows_bytes", quality.rows_bytes},
-                     {"reread_tokens", quality.reread_tokens},
-                     {"reread_seconds", run.reread_seconds}};
+  json["quality"] = quality_json<Json>(*run.quality);
+  json["quality"]["reread_seconds"] = run.reread_seconds;
   return json;
 }
 

@@ -237,30 +237,6 @@ std::string_view api_finish_reason(FinishReason reason) {
   return reason == FinishReason::kEnd || reason == FinishReason::kStop ? "stop" : "length";
 }
 
-namespace {
-
-Json quality_of(const QualityReport& quality) {
-  Json budgets = Json::array();
-  for (const QualityReport::Change& change : quality.budgets) budgets.push_back({change.token, change.budget});
-  const bool measured = quality.checks > 0;
-  return {{"kl_bound", quality.kl_bound},
-          {"kl_mean", measured ? Json(quality.kl_mean) : Json()},
-          {"kl_max", measured ? Json(quality.kl_max) : Json()},
-          {"held", measured ? Json(quality.held) : Json()},
-          {"compared", quality.compared},
-          {"checks", quality.checks},
-          {"unchecked", quality.unchecked},
-          {"budget", quality.budget},
-          {"budgets", std::move(budgets)},
-          {"shadow_tokens", quality.shadow_tokens},
-          {"reread_tokens", quality.reread_tokens},
-          {"shadow_seconds", quality.shadow_seconds},
-          {"shadow_bytes", quality.shadow_bytes},
-          {"rows_bytes", quality.rows_bytes}};
-}
-
-}  // namespace
-
 Json kv_of(const Choice& choice) {
   const GenerateResult& result = *choice.result;
   const KvReport& kv = result.kv;
@@ -280,7 +256,7 @@ Json kv_of(const Choice& choice) {
                {"seed", result.seed},
                {"finish_reason", finish_reason_name(result.finish_reason)}};
   add_places(kv, &json);
-  if (result.quality) json["quality"] = quality_of(*result.quality);
+  if (result.quality) json["quality"] = quality_json<Json>(*result.quality);
   if (result.draft) json["draft"] = draft_json<Json>(*result.draft);
   if (choice.most_tokens >= 0) json["max_tokens"] = choice.most_tokens;
   return json;

@@ -1,7 +1,10 @@
-// Reports keys and values outside the cache's pages as JSON, for answers and for --json of commands. Json: an
-// nlohmann::basic_json, ordered or not.
+// Reports keys and values outside the cache's pages, drafts and promises of quality as JSON, for answers and for --json
+// of commands. Json: an nlohmann::basic_json, ordered or not.
 #pragma once
 
+#include <utility>
+
+#include "kvasir/quality.h"
 #include "kvasir/result.h"
 
 namespace kvasir {
@@ -20,6 +23,28 @@ Json draft_json(const DraftReport& draft) {
   return {{"drafted", draft.drafted},
           {"came_true", draft.came_true},
           {"refused", draft.refused.empty() ? Json() : Json(draft.refused)}};
+}
+
+// Figures that only checks can give are null before the first.
+template <class Json>
+Json quality_json(const QualityReport& quality) {
+  Json budgets = Json::array();
+  for (const QualityReport::Change& change : quality.budgets) budgets.push_back({change.token, change.budget});
+  const bool checked = quality.checks > 0;
+  return {{"kl_bound", quality.kl_bound},
+          {"kl_mean", checked ? Json(quality.kl_mean) : Json()},
+          {"kl_max", checked ? Json(quality.kl_max) : Json()},
+          {"held", checked ? Json(quality.held) : Json()},
+          {"compared", quality.compared},
+          {"checks", quality.checks},
+          {"unchecked", quality.unchecked},
+          {"budget", quality.budget},
+          {"budgets", std::move(budgets)},
+          {"shadow_tokens", quality.shadow_tokens},
+          {"reread_tokens", quality.reread_tokens},
+          {"shadow_seconds", quality.shadow_seconds},
+          {"shadow_bytes", quality.shadow_bytes},
+          {"rows_bytes", quality.rows_bytes}};
 }
 
 // Adds `windows` and `states` if layers of the model have them, and `demotion` and `offload` if the policy demotes or
