@@ -325,6 +325,11 @@ Result<QuestionResult> question_result_from_json(const Json& json) {
   }
 }
 
+Json run_key(Json header) {
+  if (const auto subject = header.find("subject"); subject != header.end()) subject->erase("threads");
+  return header;
+}
+
 Result<ResultLog> ResultLog::open(const std::string& path, const Json& header) {
   ResultLog log;
   log.path_ = path;

@@ -95,6 +95,9 @@ nlohmann::ordered_json to_json(const TaskSummary& summary);
 // Reads what to_json wrote. Errors: kDataLoss.
 Result<QuestionResult> question_result_from_json(const nlohmann::ordered_json& json);
 
+// Returns what tells a run from all others: its header without the subject's threads, which change no answer.
+nlohmann::ordered_json run_key(nlohmann::ordered_json header);
+
 // Appends each result to a file as it comes, a line of JSON each, so that a run that ended early goes on where it was.
 class ResultLog {
  public:

@@ -214,6 +214,53 @@ TEST_F(EvalTasks, MatrixCellsAreRunOnce) {
   for (const auto& [path, text] : before) EXPECT_EQ(bytes_of(path), text) << path;
 }
 
+// The number of threads changes no bit, so it does not tell a run from another. What is stored says how many there
+// were.
+TEST_F(EvalTasks, OtherThreadsGoOnWithTheSameCells) {
+  write("book.txt", bytes_of(source_dir() + "/examples/the-lamplighter.txt"));
+  const std::string grid = write("grid.json", R"({"tasks": [{"perplexity": "book.txt", "window": 200, "windows": 1},
+      {"task": "passkey", "tokens": 700, "count": 2}]})");
+  const auto on_threads = [&](const char* threads) {
+    const Finished done = run_program({"eval", "matrix", grid, "-m", model_path(), "-t", threads, "--quiet", "--json"});
+    EXPECT_EQ(done.exit_code, 0) << done.err;
+    return Json::parse(done.out, nullptr, false);
+  };
+  const Json one = on_threads("1");
+  const std::size_t answers = files(".jsonl"), cells = files(".json");
+  const Json two = on_threads("2");
+  EXPECT_EQ(files(".jsonl"), answers);
+  EXPECT_EQ(files(".json"), cells);
+  ASSERT_EQ(two["cells"].size(), 2U);
+  EXPECT_EQ(two["cells"][0], one["cells"][0]);                        // read from its file
+  EXPECT_EQ(two["cells"][1]["summary"], one["cells"][1]["summary"]);  // the times, too: no question was asked again
+  EXPECT_EQ(one["cells"][1]["subject"]["threads"], 1);
+  EXPECT_EQ(two["cells"][1]["subject"]["threads"], 2);
+}
+
+// What a later cell would fail on is found before the first one runs.
+TEST_F(EvalTasks, AGridReadsAllItsFilesFirst) {
+  write("book.txt", bytes_of(source_dir() + "/examples/the-lamplighter.txt"));
+  write("short.txt", "Once upon a time");
+  write("empty.txt", "");
+  write("latin.txt", "caf\xE9 and more");
+  write("wrong.jsonl", "{\"question\": \n");
+  for (const auto& [second, part] :
+       {std::pair(R"({"perplexity": "none.txt"})", "/none.txt': No such file"),
+        std::pair(R"({"perplexity": "latin.txt"})", "/latin.txt' is not valid UTF-8 at byte 3"),
+        std::pair(R"({"perplexity": "empty.txt", "window": 20, "windows": 2})",
+                  "/empty.txt' has 0 tokens, too few for 2 windows of 20: 40 are needed"),
+        std::pair(R"({"perplexity": "short.txt", "window": 20, "windows": 1})", "too few for 1 window of 20"),
+        std::pair(R"({"task": "gsm8k", "data": "none.jsonl"})", "none.jsonl"),
+        std::pair(R"({"task": "gsm8k", "shots": 0, "data": "wrong.jsonl"})", "line 1")}) {
+    std::filesystem::remove_all(folder_ + "/grid-results");
+    const std::string grid =
+        write("grid.json",
+              fmt::format(R"({{"tasks": [{{"perplexity": "book.txt", "window": 200, "windows": 1}}, {}]}})", second));
+    expect_error("matrix", {grid}, part);
+    EXPECT_TRUE(std::filesystem::is_empty(folder_ + "/grid-results")) << second;
+  }
+}
+
 TEST_F(EvalTasks, WrongInputGetsOneLine) {
   expect_error("tasks", {}, "name a task");
   expect_error("tasks", {"nope"}, "there is no task 'nope'");

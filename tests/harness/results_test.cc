@@ -39,6 +39,15 @@ QuestionResult with_score(std::size_t item, double score) {
   return result;
 }
 
+TEST(HarnessResults, ThreadsDoNotTellARunFromAnother) {
+  using Json = nlohmann::ordered_json;
+  const auto key = [](const char* header) { return run_key(Json::parse(header)); };
+  EXPECT_EQ(key(R"({"subject": {"isa": "avx2", "threads": 1}, "task": "t"})"),
+            key(R"({"subject": {"isa": "avx2", "threads": 8}, "task": "t"})"));
+  EXPECT_NE(key(R"({"subject": {"isa": "avx2", "threads": 1}})"), key(R"({"subject": {"isa": "amx", "threads": 1}})"));
+  EXPECT_EQ(key(R"({"task": "t"})"), Json::parse(R"({"task": "t"})"));
+}
+
 TEST(HarnessResults, TheLikeliestChoiceIsTheAnswer) {
   const EvalTask task = choices_task();
   const TaskItem item = item_of(task, R"({"q": "x", "c": ["a", "bbbb"], "a": 1})");

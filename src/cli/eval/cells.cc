@@ -69,7 +69,7 @@ std::string command_text(const CommandLine& line) {
   return text;
 }
 
-std::string file_name_of(const std::string& name, const Json& header) {
+std::string file_name_of(const std::string& name, const Json& key) {
   constexpr std::size_t kLongest = 100;
   std::string shown;
   for (const char c : name.substr(0, kLongest)) {
@@ -77,7 +77,7 @@ std::string file_name_of(const std::string& name, const Json& header) {
                        std::string_view("._-=,").find(c) != std::string_view::npos;
     shown += plain ? c : '_';
   }
-  const std::string all = dump_line(header);
+  const std::string all = dump_line(key);
   return fmt::format("{}-{:016x}", shown, hash64(std::as_bytes(std::span(all))));
 }
 
@@ -130,9 +130,20 @@ class Runs : public CellRuns {
     }
     if (plan_.endpoint) {
       KVASIR_ASSIGN_OR_RETURN(subject_, make_endpoint_subject(*plan_.endpoint));
-      return {};
     }
-    return load();
+    return {};
+  }
+
+  Status load() override {
+    if (plan_.endpoint) return {};
+    ProgressBar bar("loading");
+    KVASIR_ASSIGN_OR_RETURN(engine_, model_->load(plan_.settings, most_tokens(), plan_.ask.parallel,
+                                                  [&](std::uint64_t done, std::uint64_t total) {
+                                                    bar.update(done >> 20, total >> 20, "MiB");
+                                                  }));
+    note_slow_kernels(plan_.engine.isa, engine_->model().isa);
+    subject_ = make_engine_subject(engine_.get(), model_->identity(*engine_), model_->begin_token());
+    return {};
   }
 
   Json subject() const override { return subject_->identity(); }
@@ -146,8 +157,9 @@ class Runs : public CellRuns {
     std::string stem;
     std::optional<ResultLog> log;
     if (!plan_.out.empty()) {
-      stem = fmt::format("{}/{}", plan_.out, file_name_of(asked.name + "," + name, cell.json));
-      KVASIR_ASSIGN_OR_RETURN(log, ResultLog::open(stem + ".jsonl", cell.json));
+      const Json key = run_key(cell.json);
+      stem = fmt::format("{}/{}", plan_.out, file_name_of(asked.name + "," + name, key));
+      KVASIR_ASSIGN_OR_RETURN(log, ResultLog::open(stem + ".jsonl", key));
     }
     TaskRun run{
         .task = &asked, .items = data_[task].items, .ask = plan_.ask, .log = log ? &*log : nullptr, .progress = {}};
@@ -179,7 +191,8 @@ class Runs : public CellRuns {
   }
 
  private:
-  Status load() {
+  // Returns the most tokens that an item and its answers may take.
+  std::int64_t most_tokens() const {
     const std::int64_t room = plan_.ask.room > 0 ? plan_.ask.room : model_->context();
     // A token has at least one byte. Questions on one context are read one behind another at most.
     std::int64_t longest = 2;
@@ -192,17 +205,10 @@ class Runs : public CellRuns {
                     plan_.tasks[t].task.max_tokens;
         longest = std::max(longest, tokens);
       }
-    ProgressBar bar("loading");
-    KVASIR_ASSIGN_OR_RETURN(engine_, model_->load(plan_.settings, std::min(longest, std::max<std::int64_t>(room, 2)),
-                                                  plan_.ask.parallel, [&](std::uint64_t done, std::uint64_t total) {
-                                                    bar.update(done >> 20, total >> 20, "MiB");
-                                                  }));
-    note_slow_kernels(plan_.engine.isa, engine_->model().isa);
-    subject_ = make_engine_subject(engine_.get(), model_->identity(*engine_), model_->begin_token());
-    return {};
+    return std::min(longest, std::max<std::int64_t>(room, 2));
   }
 
-  // What tells a run from all others.
+  // What was asked of whom; see run_key().
   Json header_of(const EvalTask& task, const TaskData& data, const CacheSetting& setting) const {
     Json header{{"schema", "kvasir-eval/1"},
                 {"subject", subject_->identity()},

@@ -52,9 +52,8 @@ Result<EvalTask> find_task(const std::string& name);
 // Returns the command line as a shell would take it.
 std::string command_text(const CommandLine& line);
 
-// Returns a cell's file name without its ending: of its name what any file system takes, and a hash of all that tells
-// the cell from others.
-std::string file_name_of(const std::string& name, const Json& header);
+// Returns a cell's file name without its ending: of its name what any file system takes, and a hash of its run_key().
+std::string file_name_of(const std::string& name, const Json& key);
 
 // Makes a folder for results. Errors: kIo.
 Status make_folder(const std::string& folder);
@@ -65,9 +64,11 @@ Status write_cell(const Json& json, const std::string& path);
 class CellRuns {
  public:
   virtual ~CellRuns() = default;
-  // Finds the items of all tasks, then loads the model or prepares for the endpoint.
+  // Finds the items of all tasks.
   static Result<std::unique_ptr<CellRuns>> create(CellPlan plan);
 
+  // Loads the model, unless an endpoint is asked. Call it before the others.
+  virtual Status load() = 0;
   virtual Json subject() const = 0;
   // Runs a cell, or the rest of it, with a progress bar. A run that ends early, such as by an interrupt or with its
   // server, gives a cell that says so. Errors: those of the cell's files.

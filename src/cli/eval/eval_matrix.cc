@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <span>
 #include <utility>
 
+#include "base/counted.h"
 #include "base/hash.h"
 #include "base/mapped_file.h"
 #include "base/ordered_json.h"
@@ -16,6 +18,7 @@
 #include "cli/eval/cells_report.h"
 #include "cli/eval/eval.h"
 #include "cli/signals.h"
+#include "cli/text_input.h"
 #include "eval/perplexity.h"
 #include "harness/matrix.h"
 
@@ -39,11 +42,9 @@ class MatrixRuns {
 
   Status run() {
     cells_.resize(matrix_.tasks.size());
-    if (std::ranges::any_of(matrix_.tasks, [](const MatrixTask& each) { return !each.text.empty(); }))
-      KVASIR_RETURN_IF_ERROR(run_perplexities());
-    if (std::ranges::any_of(matrix_.tasks, [](const MatrixTask& each) { return each.text.empty(); }))
-      KVASIR_RETURN_IF_ERROR(run_tasks());
-    return {};
+    KVASIR_RETURN_IF_ERROR(prepare());
+    if (columns_.size() < matrix_.tasks.size()) KVASIR_RETURN_IF_ERROR(run_perplexities());
+    return columns_.empty() ? Status() : run_tasks();
   }
 
   const std::vector<std::vector<Cell>>& cells() const { return cells_; }
@@ -64,8 +65,18 @@ class MatrixRuns {
     return cli::ended_early(cell, taken_ + 1, matrix_.tasks.size() * matrix_.settings.size(), true);
   }
 
-  Status run_tasks() {
+  // Reads all that cells need, so that none runs before a file is found to be missing, no text or too short.
+  Status prepare() {
     CellPlan plan;
+    for (std::size_t t = 0; t < matrix_.tasks.size(); ++t) {
+      const MatrixTask& each = matrix_.tasks[t];
+      if (!each.text.empty()) continue;
+      KVASIR_ASSIGN_OR_RETURN(EvalTask task, find_task(each.task));
+      plan.tasks.push_back({std::move(task), each.data, each.filler});
+      columns_.push_back(t);
+    }
+    KVASIR_RETURN_IF_ERROR(read_texts());
+    if (columns_.empty()) return {};
     plan.engine = options_.engine;
     plan.settings = matrix_.settings;
     plan.ask.reading = matrix_.reading;
@@ -73,19 +84,44 @@ class MatrixRuns {
     plan.ask.parallel = options_.parallel;
     plan.out = options_.out;
     plan.command = command_;
-    std::vector<std::size_t> columns;
+    KVASIR_ASSIGN_OR_RETURN(task_runs_, CellRuns::create(std::move(plan)));
+    return {};
+  }
+
+  Status read_texts() {
+    windows_.resize(matrix_.tasks.size());
+    if (columns_.size() == matrix_.tasks.size()) return {};
+    KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<TestedModel> model, TestedModel::open(options_.engine));
     for (std::size_t t = 0; t < matrix_.tasks.size(); ++t) {
-      const MatrixTask& each = matrix_.tasks[t];
-      if (!each.text.empty()) continue;
-      KVASIR_ASSIGN_OR_RETURN(EvalTask task, find_task(each.task));
-      plan.tasks.push_back({std::move(task), each.data, each.filler});
-      columns.push_back(t);
+      if (matrix_.tasks[t].text.empty()) continue;
+      KVASIR_ASSIGN_OR_RETURN(windows_[t], windows_of(model->tokenizer(), matrix_.tasks[t]));
     }
-    KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<CellRuns> runs, CellRuns::create(std::move(plan)));
-    for (std::size_t t = 0; t < columns.size(); ++t)
+    return {};
+  }
+
+  // Returns the windows of all texts of a task, one behind the other.
+  static Result<std::vector<TokenId>> windows_of(const Tokenizer& tokenizer, const MatrixTask& task) {
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> files, files_at(task.text, ".txt", "text"));
+    const auto wanted = static_cast<std::size_t>(task.window * task.windows);
+    std::vector<TokenId> windows;
+    for (const std::string& file : files) {
+      KVASIR_ASSIGN_OR_RETURN(const std::string text, read_text_file(file));
+      KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, tokenizer.encode(text, {}));
+      if (tokens.size() < wanted)
+        return invalid_argument("'{}' has {}, too few for {} of {}: {} are needed; name a longer text",
+                                printable(file, 500), counted(std::ssize(tokens), "token"),
+                                counted(task.windows, "window"), task.window, wanted);
+      windows.insert(windows.end(), tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(wanted));
+    }
+    return windows;
+  }
+
+  Status run_tasks() {
+    KVASIR_RETURN_IF_ERROR(task_runs_->load());
+    for (std::size_t t = 0; t < columns_.size(); ++t)
       for (std::size_t s = 0; s < matrix_.settings.size(); ++s) {
-        KVASIR_ASSIGN_OR_RETURN(Cell cell, runs->run(t, s));
-        KVASIR_RETURN_IF_ERROR(take(columns[t], std::move(cell)));
+        KVASIR_ASSIGN_OR_RETURN(Cell cell, task_runs_->run(t, s));
+        KVASIR_RETURN_IF_ERROR(take(columns_[t], std::move(cell)));
       }
     return {};
   }
@@ -99,11 +135,11 @@ class MatrixRuns {
     for (std::size_t t = 0; t < matrix_.tasks.size(); ++t) {
       const MatrixTask& each = matrix_.tasks[t];
       if (each.text.empty()) continue;
-      KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, windows_of(*model, each));
       const std::span<const CacheSetting> settings = matrix_.settings;
       for (std::size_t first = 0, last = 0; first < settings.size(); first = last) {
         while (last < settings.size() && settings[last].policy == settings[first].policy) ++last;
-        Result<std::vector<Cell>> cells = run_perplexity(model, each, tokens, settings.subspan(first, last - first));
+        Result<std::vector<Cell>> cells =
+            run_perplexity(model, each, windows_[t], settings.subspan(first, last - first));
         if (cells.status().code() == StatusCode::kCancelled)
           return ended_early({.setting = settings[first], .json = {{"task", "perplexity"}}, .ended = cells.status()});
         KVASIR_RETURN_IF_ERROR(cells.status());
@@ -111,22 +147,6 @@ class MatrixRuns {
       }
     }
     return {};
-  }
-
-  // Returns the windows of all texts of a task, one behind the other.
-  static Result<std::vector<TokenId>> windows_of(const LoadedModel& model, const MatrixTask& task) {
-    KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> files, files_at(task.text, ".txt", "text"));
-    const auto wanted = static_cast<std::size_t>(task.window * task.windows);
-    std::vector<TokenId> windows;
-    for (const std::string& file : files) {
-      KVASIR_ASSIGN_OR_RETURN(const std::string text, read_text(file));
-      KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, model.tokenizer->encode(text, {}));
-      if (tokens.size() < wanted)
-        return invalid_argument("'{}' has {} tokens, and {} windows of {} need {}", printable(file, 500), tokens.size(),
-                                task.windows, task.window, wanted);
-      windows.insert(windows.end(), tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(wanted));
-    }
-    return windows;
   }
 
   Json header_of(const LoadedModel& model, const MatrixTask& task, const std::vector<TokenId>& tokens,
@@ -187,7 +207,8 @@ class MatrixRuns {
   std::string path_of(const LoadedModel& model, const MatrixTask& task, const std::vector<TokenId>& tokens,
                       const CacheSetting& setting) const {
     const std::string name = "perplexity," + run_name(setting.policy, setting.codec, true);
-    return fmt::format("{}/{}.json", options_.out, file_name_of(name, header_of(model, task, tokens, setting)));
+    return fmt::format("{}/{}.json", options_.out,
+                       file_name_of(name, run_key(header_of(model, task, tokens, setting))));
   }
 
   // Returns the cell of a file; nullopt where there is none with this header.
@@ -198,7 +219,7 @@ class MatrixRuns {
     const Json stored = same;
     if (!same.is_object()) return {};
     for (const char* field : {"command", "summary", "tokens"}) same.erase(field);
-    if (dump_line(same) != dump_line(header)) return {};
+    if (dump_line(run_key(std::move(same))) != dump_line(run_key(header))) return {};
     return cell_of(stored, setting);
   }
 
@@ -250,6 +271,9 @@ class MatrixRuns {
   MatrixCommand options_;
   Matrix matrix_;
   std::string command_;
+  std::vector<std::vector<TokenId>> windows_;  // [task]; of a benchmark task empty
+  std::vector<std::size_t> columns_;           // the tasks that are no perplexities
+  std::unique_ptr<CellRuns> task_runs_;        // of these; null: there are none
   std::vector<std::vector<Cell>> cells_;
   std::size_t taken_ = 0;
 };

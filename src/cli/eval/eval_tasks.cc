@@ -100,6 +100,7 @@ Status eval_tasks(const CLI::App& command, TasksCommand options, const CommandLi
   const std::size_t tasks = options.plan.tasks.size(), settings = options.plan.settings.size();
   const bool kept = !options.plan.out.empty();
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<CellRuns> runs, CellRuns::create(std::move(options.plan)));
+  KVASIR_RETURN_IF_ERROR(runs->load());
   catch_interrupts();
   std::vector<std::vector<Cell>> cells(tasks);
   Status status;
