@@ -165,6 +165,18 @@ TEST_F(Errors, EvalRestream) {
       {"eval", "restream", "-m", model, "-f", text});
 }
 
+TEST_F(Errors, EvalQuality) {
+  expect_all_refused(
+      {
+          {{"--kv", "streaming:cap=64", "--kv", "h2o:budget=64"},
+           2,
+           "--kv is given 2 times, and takes one policy; run each of them"},
+          {{"--kv", "nope"}, 2, unknown_policy("nope")},
+          {{"--tokens", "-1"}, 2, "--tokens counts something; it cannot be negative"},
+      },
+      {"eval", "quality", "-m", model_path(), "-f", file("text")});
+}
+
 TEST_F(Errors, EmptyTextsAndTextsOfOneToken) {
   const std::string empty = "the text is empty; give some text";
   std::filesystem::create_directory(file("texts"));

@@ -261,6 +261,14 @@ TEST_F(EvalTasks, AGridReadsAllItsFilesFirst) {
   }
 }
 
+// Nor is one looked for, which a line on standard error would tell.
+TEST_F(EvalTasks, TheListNeedsNoModel) {
+  const Finished done = run_program({"eval", "tasks", "--list"});
+  EXPECT_EQ(done.exit_code, 0);
+  EXPECT_EQ(done.err, "");
+  EXPECT_NE(done.out.find("  longbench_qasper "), std::string::npos) << done.out;
+}
+
 TEST_F(EvalTasks, WrongInputGetsOneLine) {
   expect_error("tasks", {}, "name a task");
   expect_error("tasks", {"nope"}, "there is no task 'nope'");

@@ -91,7 +91,9 @@ Status print_result(const std::string& file, const PromiseResult& result) {
   return print(out);
 }
 
-Status eval_quality(QualityCommand options) {
+Status eval_quality(const CLI::App& command, QualityCommand options) {
+  if (const std::size_t policies = command.count("--kv"); policies > 1)
+    return invalid_argument("--kv is given {} times, and takes one policy; run each of them", policies);
   if (options.tokens < 0) return invalid_argument("--tokens counts something; it cannot be negative");
   KVASIR_ASSIGN_OR_RETURN(options.promise.quality, parse_quality(options.quality));
   std::vector<std::string> policies = {options.promise.policy};
@@ -177,7 +179,7 @@ void add_eval_quality(CLI::App& eval, Outcome& outcome) {
   command->add_option("--chunk", options->promise.chunk, "Tokens of a prompt per forward pass; 0: the policy's own")
       ->capture_default_str();
   command->add_flag("--json", options->json, "One JSON object on standard output");
-  command->callback([options, &outcome] { outcome.status = eval_quality(*options); });
+  command->callback([options, command, &outcome] { outcome.status = eval_quality(*command, *options); });
 }
 
 }  // namespace kvasir::cli

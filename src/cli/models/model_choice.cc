@@ -101,7 +101,7 @@ Status resolve_model_option(CLI::App& program) {
   environment.offline = environment.offline || command->get_option("--offline")->as<bool>();
   if (model->count() == 0) {
     for (const char* others :
-         {"--models", "--models-dir", "--pulled-models", "--endpoint"})  // of kvasir serve, eval tasks
+         {"--models", "--models-dir", "--pulled-models", "--endpoint", "--list"})  // of kvasir serve, eval tasks
       if (const CLI::Option* given = command->get_option_no_throw(others); given != nullptr && given->count() > 0)
         return {};
     KVASIR_ASSIGN_OR_RETURN(const hub::DefaultModel found, hub::default_model(environment));
