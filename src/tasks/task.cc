@@ -11,7 +11,7 @@
 
 #include "base/ordered_json.h"
 #include "base/status.h"
-#include "jinja/json_value.h"
+#include "tasks/item_variables.h"
 #include "tasks/json_fields.h"
 #include "tasks/messages.h"
 #include "tasks/metrics/metric.h"
@@ -147,10 +147,14 @@ Status check(const EvalTask& task) {
       return invalid_argument("'references' is missing: the field with right answers");
     if (task.metrics.empty())
       return invalid_argument("'metrics' is missing; there are {}", fmt::join(metric_names(), ", "));
-    for (const std::string& name : task.metrics)
-      if (find_metric(name) == nullptr)
+    for (const std::string& name : task.metrics) {
+      const Metric* metric = find_metric(name);
+      if (metric == nullptr)
         return invalid_argument("'metrics': there is no metric '{}'; there are {}", name.substr(0, 64),
                                 fmt::join(metric_names(), ", "));
+      if (metric->needs_classes && task.classes_field.empty())
+        return invalid_argument("'classes' is missing: {} needs the field that lists all labels", name);
+    }
     KVASIR_RETURN_IF_ERROR(check_steps("prepare", task.prepare));
     KVASIR_RETURN_IF_ERROR(check_steps("prepare_references", task.prepare_references));
     if (task.max_tokens < 1) return invalid_argument("'max_tokens' must be at least 1");
@@ -176,42 +180,6 @@ Status check(const EvalTask& task) {
 
 std::string shown(const Json& value) {
   return value.is_string() ? value.get<std::string>() : dump_line(value);
-}
-
-// Renders the templates of one item.
-class Item {
- public:
-  // `outer`: variables where `record` has none of their name.
-  Item(const Json& record, std::size_t index, jinja::Variables outer) : variables_(std::move(outer)) {
-    for (const auto& [name, value] : record.items())
-      set(name, jinja::parse_json(dump_line(value)).value_or(jinja::Value()));
-    set("index", jinja::Value::integer(static_cast<std::int64_t>(index)));
-  }
-
-  Result<std::string> render(const TaskTemplate& text, const char* field) const {
-    if (!text.parsed) return std::string();
-    Result<jinja::Text> rendered = jinja::render(*text.parsed, variables_, 0);
-    if (!rendered.ok()) return invalid_argument("'{}': {}", field, rendered.status().message());
-    return rendered->bytes();
-  }
-
-  const jinja::Variables& variables() const { return variables_; }
-
- private:
-  void set(const std::string& name, jinja::Value value) {
-    const auto same = std::ranges::find(variables_, name, &std::pair<std::string, jinja::Value>::first);
-    if (same == variables_.end()) {
-      variables_.emplace_back(name, std::move(value));
-    } else {
-      same->second = std::move(value);
-    }
-  }
-
-  jinja::Variables variables_;
-};
-
-jinja::Variables file_variables(std::string_view file) {
-  return {{"file", jinja::Value::string(file)}};
 }
 
 // Returns the field's texts: one, or a list of them. `outer`: has it where `record` does not.
@@ -260,7 +228,7 @@ Result<double> number_of_chance(const std::string& written) {
   return chance;
 }
 
-Result<Question> make_question(const EvalTask& task, const Item& item, const Json& record, const Json& outer) {
+Result<Question> make_question(const EvalTask& task, const ItemVariables& item, const Json& record, const Json& outer) {
   Question question;
   KVASIR_ASSIGN_OR_RETURN(question.prompt, item.render(task.prompt, "prompt"));
   KVASIR_ASSIGN_OR_RETURN(question.answer_prefix, item.render(task.answer_prefix, "answer_prefix"));
@@ -275,6 +243,8 @@ Result<Question> make_question(const EvalTask& task, const Item& item, const Jso
       for (std::string& reference : question.references) reference = find_preparation(step)->apply(reference);
     if (!task.classes_field.empty()) {
       KVASIR_ASSIGN_OR_RETURN(question.classes, texts_of(record, outer, task.classes_field));
+      if (question.classes.empty())
+        return invalid_argument("the field '{}' lists no label: every answer would be wrong", task.classes_field);
     }
     if (question.references.empty()) return invalid_argument("there is no right answer");
     if (std::ranges::count(question.references, "") > 0) return invalid_argument("a right answer is empty");
@@ -312,7 +282,7 @@ Status check_record(const EvalTask& task, const Json& record) {
 // Returns a solved example: context, question and answer.
 Result<std::string> make_example(const EvalTask& task, const Json& record, std::size_t index, std::string_view file) {
   KVASIR_RETURN_IF_ERROR(check_record(task, record));
-  const Item item(record, index, file_variables(file));
+  const ItemVariables item(record, index, ItemVariables(file));
   // A row of names, read as an example, would go unseen.
   if (task.request == TaskRequest::kChoices) KVASIR_RETURN_IF_ERROR(make_question(task, item, record, record).status());
   std::string text;
@@ -327,7 +297,7 @@ Result<std::string> make_example(const EvalTask& task, const Json& record, std::
 
 std::string id_of(const Json& record, std::size_t index) {
   for (const char* field : {"_id", "id"})
-    if (record.contains(field)) return shown(record[field]);
+    if (record.contains(field) && !record[field].is_null()) return shown(record[field]);
   return fmt::format("{}", index);
 }
 
@@ -366,7 +336,7 @@ Result<std::vector<Json>> turns_of(const EvalTask& task, const Json& record) {
 Result<TaskItem> make(const EvalTask& task, const Json& record, std::size_t index, const std::vector<Json>& shots,
                       std::string_view file) {
   KVASIR_RETURN_IF_ERROR(check_record(task, record));
-  const Item item(record, index, file_variables(file));
+  const ItemVariables item(record, index, ItemVariables(file));
   TaskItem made;
   made.id = id_of(record, index);
   made.cluster = index;
@@ -386,7 +356,7 @@ Result<TaskItem> make(const EvalTask& task, const Json& record, std::size_t inde
   }
   KVASIR_ASSIGN_OR_RETURN(const std::vector<Json> turns, turns_of(task, record));
   for (const Json& turn : turns) {
-    const Item question(turn, index, item.variables());
+    const ItemVariables question(turn, index, item);
     KVASIR_ASSIGN_OR_RETURN(made.questions.emplace_back(), make_question(task, question, turn, record));
   }
   return made;
@@ -455,7 +425,7 @@ std::string file_variable(const std::string& path) {
 }
 
 Result<std::vector<std::string>> shots_paths(const EvalTask& task, const std::string& data) {
-  const Item item(Json::object(), 0, file_variables(file_variable(data)));
+  const ItemVariables item(Json::object(), 0, ItemVariables(file_variable(data)));
   std::vector<std::string> paths;
   for (const TaskTemplate& place : task.shots_from) {
     const Result<std::string> path = item.render(place, "shots_from");
@@ -472,7 +442,7 @@ Status check_example(const EvalTask& task, const Json& record, std::size_t index
 
 Result<bool> leaves_out(const EvalTask& task, const Json& record, std::string_view file) {
   if (!task.leave_out.parsed || !record.is_object()) return false;
-  const Result<std::string> why = Item(record, 0, file_variables(file)).render(task.leave_out, "leave_out");
+  const Result<std::string> why = ItemVariables(record, 0, ItemVariables(file)).render(task.leave_out, "leave_out");
   if (!why.ok()) return one_line(why.status());
   return !why->empty();
 }

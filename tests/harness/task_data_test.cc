@@ -55,6 +55,9 @@ TEST_F(HarnessData, AWrongItemIsNamedByItsPlace) {
   const std::string right = R"({"q": "?", "a": "x"})";
   EXPECT_EQ(refusal("a.jsonl", right + "\n\n{\"a\": \"x\"}\n"),
             "'" + folder_ + "/a.jsonl', line 3: the field 'q' is missing");
+  EXPECT_EQ(refusal("null.jsonl", right + "\n{\"q\": null, \"a\": \"x\"}\n"),
+            "'" + folder_ +
+                "/null.jsonl', line 2: the field 'q' is null, for which 'prompt' would write \"None\"; give a text");
   const std::string wrong_type = refusal("b.json", "[" + right + R"(, {"q": "?", "a": {"x": 1}}])");
   EXPECT_TRUE(wrong_type.starts_with("'" + folder_ + "/b.json', item 2: ")) << wrong_type;
   EXPECT_NE(wrong_type.find("'a'"), std::string::npos) << wrong_type;

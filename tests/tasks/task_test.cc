@@ -86,6 +86,8 @@ TEST(TaskDefinition, WrongDefinitionsNameTheField) {
       {R"({"request": "choices", "prompt": "x", "answer": "A"})", "'choices'"},
       {R"({"request": "choices", "prompt": "x", "choices": ["a", "b"]})", "'answer'"},
       {R"({"request": "choices", "prompt": "x", "choices": ["a"], "answer": "A"})", "'choices'"},
+      {with(R"("metrics": ["exact_match", "classification_score"])"),
+       "'classes' is missing: classification_score needs the field that lists all labels"},
   };
   for (const auto& [definition, field] : wrong) {
     const Status status = parse_task(definition).status();
@@ -101,6 +103,9 @@ TEST(TaskDefinition, WrongItemsNameTheirNumberAndTheField) {
   const EvalTask lists = task_with(R"("turns": {"q": "qs", "a": "as"})");
   const EvalTask templates = task_with(R"("references": ["{{a}}"])");
   const EvalTask guesses = task_with(R"("chance": "{{ c }}")");
+  const EvalTask labels = task_with(R"("metrics": ["classification_score"], "classes": "c")");
+  const EvalTask writes = task_with(R"("context": "{% if m %}{{ m.x }}{% endif %}", "prompt": "{{ q | trim }}")");
+  const EvalTask asks = task_with(R"("prompt": "{{ q }}", "turns": "t")");
   const EvalTask raises = task_with(R"("prompt": "{{ raise_exception('no') }}")");
   const std::vector<std::tuple<const EvalTask*, std::string, std::string>> wrong{
       {&plain, "[]", "object"},
@@ -126,6 +131,11 @@ TEST(TaskDefinition, WrongItemsNameTheirNumberAndTheField) {
       {&guesses, R"({"a": "x", "c": 1.5})", "'chance': '1.5' is no number from 0 to 1"},
       {&guesses, R"({"a": "x", "c": "nan"})", "'chance': 'nan' is no number from 0 to 1"},
       {&raises, R"({"a": "x"})", "'prompt'"},
+      {&labels, R"({"a": "x"})", "the field 'c' is missing"},
+      {&labels, R"({"a": "x", "c": []})", "the field 'c' lists no label"},
+      {&writes, R"({"a": "x", "q": null})", "the field 'q' is null, for which 'prompt' would write \"None\""},
+      {&writes, R"({"a": "x", "q": "None", "m": {"x": null}})", "the field 'm' holds null, for which 'context' would"},
+      {&asks, R"({"a": "x", "t": [{"q": "y"}, {"q": null}]})", "the field 'q' is null, for which 'prompt' would"},
   };
   for (const auto& [task, record, field] : wrong) {
     const Status status = item_of(*task, record).status();
@@ -136,6 +146,18 @@ TEST(TaskDefinition, WrongItemsNameTheirNumberAndTheField) {
   Json many = Json::object();
   for (int i = 0; i < 300; ++i) many["f" + std::to_string(i)] = i;
   EXPECT_NE(make_item(plain, many, 0, {}).status().message().find("300 fields"), std::string::npos);
+}
+
+TEST(TaskDefinition, ANullThatIsNotWrittenIsNoError) {
+  const EvalTask task = task_with(R"("context": "{{ c or 'None' }}", "prompt": "{% if q is none %}none{% endif %}")");
+  const Result<TaskItem> item = item_of(task, R"({"a": "x", "id": null, "c": null, "q": null, "more": [null]})");
+  ASSERT_TRUE(item.ok()) << item.status().message();
+  EXPECT_EQ(item->id, "7");
+  EXPECT_EQ(item->context, "None");
+  EXPECT_EQ(item->questions[0].prompt, "none");
+  // A question's own field counts before the null of its item.
+  const EvalTask turns = task_with(R"("prompt": "{{ q }}", "turns": "t")");
+  EXPECT_EQ(item_of(turns, R"({"a": "x", "q": null, "t": [{"q": "None"}]})")->questions[0].prompt, "None");
 }
 
 TEST(TaskDefinition, EndlessTemplatesEnd) {

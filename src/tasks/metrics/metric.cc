@@ -18,7 +18,7 @@ constexpr Metric kMetrics[] = {
     {"qa_f1_score", "THUDM/LongBench, LongBench/metrics.py, qa_f1_score", metrics::qa_f1_score},
     {"rouge_score", "THUDM/LongBench, LongBench/metrics.py, rouge_score", metrics::longbench_rouge_score},
     {"classification_score", "THUDM/LongBench, LongBench/metrics.py, classification_score",
-     metrics::classification_score},
+     metrics::classification_score, true},
     {"retrieval_score", "THUDM/LongBench, LongBench/metrics.py, retrieval_score", metrics::retrieval_score},
     {"count_score", "THUDM/LongBench, LongBench/metrics.py, count_score", metrics::count_score},
     {"code_sim_score", "THUDM/LongBench, LongBench/metrics.py, code_sim_score", metrics::code_sim_score},

@@ -24,6 +24,7 @@ struct Metric {
   std::string_view name;
   std::string_view source;                // the original: repository and function
   double (*compute)(const MetricInput&);  // REQUIRES: valid UTF-8, at least one reference
+  bool needs_classes = false;             // without any it gives 0
 
   // Returns the score, from 0 to 1. Without references: 0.
   double score(const MetricInput& input) const;
