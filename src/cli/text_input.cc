@@ -8,6 +8,7 @@
 #include "base/mapped_file.h"
 #include "base/status.h"
 #include "cli/command.h"
+#include "text/text_kind.h"
 #include "text/tokenizer.h"
 #include "text/utf8.h"
 
@@ -18,17 +19,13 @@ constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
 // Names content that cannot be UTF-8 text, for a better message than that of its first invalid byte.
 Status check_kind(std::string_view bytes, const std::string& source) {
-  using namespace std::string_view_literals;
   if (bytes.starts_with("GGUF"))
     return invalid_argument("{} is a GGUF file, not a text; the model is given by -m", source);
   if (bytes.starts_with("KVASIRS"))
     return invalid_argument("{} is a session file, not a text; --load continues it", source);
   if (bytes.starts_with("%PDF-"))
     return invalid_argument("{} is a PDF, not a text; convert it first, for example with `pdftotext`", source);
-  if (bytes.starts_with("PK\3\4"sv) || bytes.starts_with("\x1f\x8b"sv))
-    return invalid_argument("{} is compressed, not a text; unpack it first", source);
-  if (bytes.starts_with("\xff\xfe"sv) || bytes.starts_with("\xfe\xff"sv))
-    return invalid_argument("{} is in UTF-16, not UTF-8; convert it with `iconv -f UTF-16 -t UTF-8`", source);
+  KVASIR_RETURN_IF_ERROR(check_text_kind(bytes, source));
   const std::size_t nul = bytes.find('\0');
   if (nul != std::string_view::npos)
     return invalid_argument("{} is no text: byte {} is NUL; convert it to UTF-8 if it is text in UTF-16 or UTF-32",

@@ -11,6 +11,7 @@
 #include "base/ordered_json.h"
 #include "base/status.h"
 #include "tasks/messages.h"
+#include "text/text_kind.h"
 #include "text/utf8.h"
 
 namespace kvasir {
@@ -99,6 +100,43 @@ struct Rows {
   }
 };
 
+// Lines of a text, from 1.
+struct Quotes {
+  std::size_t line = 1;    // of its end
+  std::size_t opened = 0;  // in which the last quoted field begins
+};
+
+Quotes quotes_in(std::string_view text) {
+  Quotes quotes;
+  bool open = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\n') ++quotes.line;
+    if (text[i] != '"') continue;
+    if (open && text.substr(i + 1).starts_with('"')) {
+      ++i;  // two stand for one
+      continue;
+    }
+    open = !open;
+    if (open) quotes.opened = quotes.line;
+  }
+  return quotes;
+}
+
+// Returns what is wrong with the quotes of a CSV text. `end`: the byte that no rule allows, or its size.
+Status wrong_quotes(std::string_view text, std::size_t end) {
+  const Quotes quotes = quotes_in(text.substr(0, end));
+  if (end == text.size()) return data_loss("the quote that opens in line {} is never closed", quotes.opened);
+  if (text[end] == '"')
+    return data_loss(
+        "line {} has a quote in a field that begins without one; quote that field, and write its quotes twice",
+        quotes.line);
+  return data_loss(
+      "the quote that opens in line {} is closed in line {}, where neither a comma nor a line end follows; write a "
+      "quote "
+      "in a field twice",
+      quotes.opened, quotes.line);
+}
+
 Status read_csv(std::string_view text, const std::vector<std::string>& columns, std::vector<Json>* items,
                 std::vector<std::size_t>* numbers) {
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
@@ -112,9 +150,11 @@ Status read_csv(std::string_view text, const std::vector<std::string>& columns, 
   csv_set_space_func(&parser, [](unsigned char) { return 0; });
   Rows rows;
   rows.columns = columns;
-  const bool whole = csv_parse(&parser, text.data(), text.size(), Rows::field, Rows::end, &rows) == text.size() &&
-                     csv_fini(&parser, Rows::field, Rows::end, &rows) == 0;
-  if (!whole) return data_loss("after row {}: {}", rows.number, csv_strerror(csv_error(&parser)));
+  const std::size_t end = csv_parse(&parser, text.data(), text.size(), Rows::field, Rows::end, &rows);
+  if (end < text.size() || csv_fini(&parser, Rows::field, Rows::end, &rows) != 0) {
+    if (csv_error(&parser) == CSV_EPARSE) return wrong_quotes(text, end);
+    return data_loss("after row {}: {}", rows.number, csv_strerror(csv_error(&parser)));
+  }
   if (!rows.wrong.empty()) return data_loss("{}", rows.wrong);
   *items = std::move(rows.items);
   *numbers = std::move(rows.numbers);
@@ -131,8 +171,10 @@ Result<ItemFile> ItemFile::open(const std::string& path, const std::vector<std::
 Result<ItemFile> ItemFile::parse(std::string_view text, const std::string& name,
                                  const std::vector<std::string>& columns) {
   ItemFile items;
-  Status status;
-  if (name.ends_with(".jsonl")) {
+  Status status = check_text_kind(text, "it");
+  if (!status.ok()) {
+    // The end of its name does not count.
+  } else if (name.ends_with(".jsonl")) {
     status = read_lines(text, &items.items_, &items.numbers_);
   } else if (name.ends_with(".json")) {
     status = read_json(text, &items.items_, &items.names_);

@@ -20,8 +20,8 @@ class ItemFile {
   //   .json   a list of objects, an object with a list of them in "data" or "examples", or an object of objects, whose
   //           names become their "id"
   //   .csv    comma-separated values, quoted as in RFC 4180
-  // Errors, each naming the file: kInvalidArgument for another kind of file and for one without items, kDataLoss for
-  // what cannot be parsed, with its line; those of opening it.
+  // Errors, each naming the file: kInvalidArgument for another kind of file (check_text_kind(), too) and for one
+  // without items, kDataLoss for what cannot be parsed, with its line; those of opening it.
   static Result<ItemFile> open(const std::string& path, const std::vector<std::string>& columns);
 
   // Reads `text` as the file `name` that holds it. Errors: as open().

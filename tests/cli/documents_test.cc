@@ -159,7 +159,8 @@ TEST(Documents, WhatIsNoTextIsNamed) {
       {"GGUF\3\0\0\0"s, " is a GGUF file, not a text; the model is given by -m"},
       {"KVASIRS2\1"s, " is a session file, not a text; --load continues it"},
       {"%PDF-1.7\n"s, " is a PDF, not a text; convert it first, for example with `pdftotext`"},
-      {"PK\3\4"s, " is compressed, not a text; unpack it first"},
+      {"PK\3\4"s, " is compressed (zip), not a text; unpack it with `unzip`"},
+      {"\x1f\x8b\b\0"s, " is compressed (gzip), not a text; unpack it with `gunzip`"},
       {" \n\xc2\xa0\n"s, " is blank; give a file with text"}};
   for (const auto& [content, message] : kinds) {
     const std::string file = folder.make("file", content);

@@ -94,8 +94,10 @@ TEST(ItemFile, WhatIsNotParsedIsToldWithItsPlace) {
       {"3", ".json", "neither"},
       {"a,b\n1,2,3\n", ".csv", "row 2 has 3 fields for 2 columns"},
       {"a,b\n1\n", ".csv", "row 2 has 1 fields for 2 columns"},
-      {"a,b\n\"1,2\n", ".csv", "row 1"},
-      {"a,b\n1,2\"x\n", ".csv", "row 1"},
+      {"a,b\n\"1,2\n", ".csv", "the quote that opens in line 2 is never closed"},
+      {"a,b\n1,\"two\nlines\"\n\"a \"\"b\"\"\n,2\n", ".csv", "the quote that opens in line 4 is never closed"},
+      {"a,b\n\"1,2\n3,\"4\"\n", ".csv", "the quote that opens in line 2 is closed in line 3"},
+      {"a,b\n1,2\"x\n", ".csv", "line 2 has a quote in a field that begins without one"},
       {std::string(1000, ',') + "\n", ".csv", "1001 columns"},
       {"a,b\n1,\xff\n", ".csv", "UTF-8 at byte 6"},
   };
@@ -114,6 +116,17 @@ TEST(ItemFile, FilesWithoutItems) {
 }
 
 TEST(ItemFile, OtherFiles) {
+  using namespace std::string_literals;
+  for (const char* ending : {".jsonl", ".json", ".csv", ".jsonl.gz"}) {
+    EXPECT_NE(error_of("\x1f\x8b\b\0"s, ending)
+                  .message()
+                  .find("it is compressed (gzip), not a text; unpack it with `gunzip`"),
+              std::string::npos);
+    EXPECT_NE(error_of("PK\3\4"s, ending).message().find("`unzip`"), std::string::npos);
+    for (const std::string& text : {"\xff\xfe{\0}\0"s, "\xfe\xff\0{\0}"s})
+      EXPECT_NE(error_of(text, ending).message().find("it is in UTF-16, not UTF-8; convert it with `iconv -f UTF-16"),
+                std::string::npos);
+  }
   EXPECT_EQ(error_of("x", ".txt").code(), StatusCode::kInvalidArgument);
   EXPECT_FALSE(ItemFile::open("/nonexistent/a.jsonl", {}).ok());
 }
