@@ -176,8 +176,8 @@ Result<NeedlePrompts::Trial> NeedlePrompts::make_trial(const Tokenizer& tokenize
   trial.filler_size = static_cast<std::size_t>(room);
   if (trial.filler_size > filler_.size())
     return invalid_argument(
-               "the text has {} tokens, but a prompt of {} needs {} of filler; give a longer text or smaller lengths",
-               filler_.size(), length, room)
+               "the text has {}, but a prompt of {} needs {} of filler; give a longer text or smaller lengths",
+               counted(std::ssize(filler_), "token"), length, room)
         .about({"lengths"});
   const std::size_t last = filler_.size() - trial.filler_size;
   const auto choices = std::ranges::upper_bound(sentences_, last) - sentences_.begin();

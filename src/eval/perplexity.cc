@@ -189,7 +189,8 @@ class SideBySide {
   Status make_tracks(std::span<const Run> runs) {
     const std::uint64_t budget = model_->options.kv_memory;
     if (budget > 0 && group() > 1)
-      return invalid_argument("a KV memory of {} bytes is for one window at a time; read them one by one", budget)
+      return invalid_argument("a KV memory of {} is for one window at a time; read them one by one",
+                              counted(static_cast<std::int64_t>(budget), "byte"))
           .about({"parallel", "kv_memory"});
     tracks_.resize(runs.size() + 1);
     for (std::size_t i = 0; i < runs.size(); ++i) {

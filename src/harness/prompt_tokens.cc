@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/counted.h"
 #include "base/status.h"
 #include "kvasir/request.h"
 #include "tasks/golden_text.h"
@@ -50,8 +51,8 @@ bool shorten(Tokens* tokens, std::int64_t excess, Truncation truncation) {
 }
 
 Status no_room(std::int64_t prompt, std::int64_t answer, std::int64_t room) {
-  return invalid_argument("the prompt has {} tokens, and its answer up to {}: there is room for {}", prompt, answer,
-                          room);
+  return invalid_argument("the prompt has {}, and its answer up to {}: there is room for {}", counted(prompt, "token"),
+                          answer, room);
 }
 
 // Shortens each prompt by itself.

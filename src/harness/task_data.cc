@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/counted.h"
 #include "base/hash.h"
 #include "base/status.h"
 #include "tasks/definitions.h"
@@ -68,7 +69,8 @@ Result<Records> records_of(const EvalTask& task, const TaskDataOptions& options,
     from = &*other;
   }
   if (from->size() < count)
-    return invalid_argument("there are {} items for {} examples; give a smaller {}", from->size(), shots,
+    return invalid_argument("'{}' has {}, too few for {}; give a smaller {}", from_path,
+                            counted(static_cast<std::int64_t>(from->size()), "item"), counted(shots, "example"),
                             options.of_grid ? "\"shots\"" : "--shots");
   for (std::size_t i = 0; i < count; ++i) {
     records.examples.push_back(from->item(i));
@@ -78,7 +80,8 @@ Result<Records> records_of(const EvalTask& task, const TaskDataOptions& options,
     records.items.push_back(file.item(i));
     records.places.push_back(place_of(options.file, file, i));
   }
-  if (records.items.empty()) return invalid_argument("'{}' has no items beside the {} examples", options.file, shots);
+  if (records.items.empty())
+    return invalid_argument("'{}' has no items beside the {}", options.file, counted(shots, "example"));
   return records;
 }
 
@@ -182,8 +185,8 @@ Result<TaskData> find_items(const EvalTask& task, const TaskDataOptions& options
     data.items.push_back(std::move(*item));
   }
   if (data.items.empty())
-    return one_line(
-        invalid_argument("'{}': task '{}' leaves out all {} items", options.file, task.name, data.left_out));
+    return one_line(invalid_argument("'{}': task '{}' leaves out all it has, {}", options.file, task.name,
+                                     counted(static_cast<std::int64_t>(data.left_out), "item")));
   share_clusters(task, &data.items);
   // A trial has the same fact and text at all depths.
   for (std::size_t i = 0; i < data.items.size() && !options.depths.empty() && !task.generator.empty(); ++i)

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/counted.h"
 #include "base/mapped_file.h"
 #include "base/ordered_json.h"
 #include "base/status.h"
@@ -90,7 +91,8 @@ struct Rows {
     }
     if (!wrong.empty() || (number == 1 && fields == columns)) return;
     if (fields.size() != columns.size()) {
-      wrong = fmt::format("row {} has {} fields for {} columns", number, fields.size(), columns.size());
+      wrong = fmt::format("row {} has {} for {}", number, counted(std::ssize(fields), "field"),
+                          counted(std::ssize(columns), "column"));
       return;
     }
     Json item = Json::object();

@@ -9,6 +9,7 @@
 #include <initializer_list>
 #include <utility>
 
+#include "base/counted.h"
 #include "base/ordered_json.h"
 #include "base/status.h"
 #include "tasks/item_variables.h"
@@ -101,7 +102,8 @@ Status read_choices(Definition& fields, EvalTask* task) {
   std::vector<std::string> sources;
   KVASIR_RETURN_IF_ERROR(fields.texts("choices", &sources));
   if (sources.size() < 2 || sources.size() > kMostChoices)
-    return invalid_argument("'choices' has {} templates; there may be 2 to {}", sources.size(), kMostChoices);
+    return invalid_argument("'choices' has {}; there may be 2 to {}", counted(std::ssize(sources), "template"),
+                            kMostChoices);
   for (const std::string& source : sources)
     KVASIR_RETURN_IF_ERROR(Definition::parse_source("choices", source, &task->choices.emplace_back()));
   return {};
@@ -262,7 +264,8 @@ Result<Question> make_question(const EvalTask& task, const ItemVariables& item, 
     KVASIR_ASSIGN_OR_RETURN(question.choices, texts_of(record, outer, task.choices_field));
   }
   if (question.choices.size() < 2 || question.choices.size() > kMostChoices)
-    return invalid_argument("it has {} choices; there may be 2 to {}", question.choices.size(), kMostChoices);
+    return invalid_argument("it has {}; there may be 2 to {}", counted(std::ssize(question.choices), "choice"),
+                            kMostChoices);
   KVASIR_ASSIGN_OR_RETURN(const std::string answer, item.render(task.answer, "answer"));
   KVASIR_ASSIGN_OR_RETURN(question.answer, number_of_choice(answer, question.choices));
   question.golden = question.choices[question.answer];
@@ -326,7 +329,8 @@ Result<std::vector<Json>> turns_of(const EvalTask& task, const Json& record) {
     if (list == nullptr) return invalid_argument("the field '{}' must be a list of 1 to {} values", field, kMostTurns);
     if (turns.empty()) turns.resize(list->size(), Json::object());
     if (turns.size() != list->size())
-      return invalid_argument("the field '{}' has {} values, and '{}' has {}", field, list->size(),
+      return invalid_argument("the field '{}' has {}, and '{}' has {}", field,
+                              counted(static_cast<std::int64_t>(list->size()), "value"),
                               task.turns_lists.front().second, turns.size());
     for (std::size_t i = 0; i < turns.size(); ++i) turns[i][name] = (*list)[i];
   }

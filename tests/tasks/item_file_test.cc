@@ -93,7 +93,7 @@ TEST(ItemFile, WhatIsNotParsedIsToldWithItsPlace) {
       {"", ".json", "end of input"},
       {"3", ".json", "neither"},
       {"a,b\n1,2,3\n", ".csv", "row 2 has 3 fields for 2 columns"},
-      {"a,b\n1\n", ".csv", "row 2 has 1 fields for 2 columns"},
+      {"a,b\n1\n", ".csv", "row 2 has 1 field for 2 columns"},
       {"a,b\n\"1,2\n", ".csv", "the quote that opens in line 2 is never closed"},
       {"a,b\n1,\"two\nlines\"\n\"a \"\"b\"\"\n,2\n", ".csv", "the quote that opens in line 4 is never closed"},
       {"a,b\n\"1,2\n3,\"4\"\n", ".csv", "the quote that opens in line 2 is closed in line 3"},

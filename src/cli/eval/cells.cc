@@ -244,7 +244,9 @@ Status ended_early(const Cell& cell, std::size_t number, std::size_t count, bool
       "in cell {} of {} ({} under {})", number, count, printable(cell.json["task"].get<std::string>(), 100),
       cell.setting.policy.empty() ? "the server"
                                   : printable(run_name(cell.setting.policy, cell.setting.codec, true), 200));
-  if (cell.of_items > 0) where += fmt::format(" after {} of {} questions", cell.questions.size(), cell.of_items);
+  if (cell.of_items > 0)
+    where += fmt::format(" after {} of {}", cell.questions.size(),
+                         counted(static_cast<std::int64_t>(cell.of_items), "question"));
   const std::string_view rest = kept ? "the same command runs the rest"
                                      : "no answer was stored: with --out FOLDER the same command runs the rest";
   if (cell.ended.code() == StatusCode::kCancelled)
@@ -300,13 +302,16 @@ std::string rows_of(const Cell& cell, bool header) {
   if (const std::string remark = chance_remark(cell); !remark.empty()) out += fmt::format("  {}\n", remark);
   if (summary.failed > 0) {
     const auto first = std::ranges::find_if(cell.questions, [](const QuestionResult& r) { return !r.error.empty(); });
-    out += fmt::format("  {} of {} questions have no answer and count as wrong; the first: {}\n", summary.failed,
-                       summary.questions, printable(first->error, 300));
+    out += fmt::format("  {} of {} without an answer, which counts as wrong; the first: {}\n", summary.failed,
+                       counted(summary.questions, "question"), printable(first->error, 300));
   }
   for (const std::string& remark : remarks_on_items(cell)) out += fmt::format("  {}\n", remark);
-  if (!cell.ended.ok()) out += fmt::format("  ended early: {} of {} questions\n", summary.questions, cell.of_items);
+  if (!cell.ended.ok())
+    out += fmt::format("  ended early: {} of {}\n", summary.questions,
+                       counted(static_cast<std::int64_t>(cell.of_items), "question"));
   if (summary.shortened.value_or(0) > 0)
-    out += fmt::format("  {} of {} prompts were shortened to fit the context\n", *summary.shortened, summary.questions);
+    out += fmt::format("  {} of {} shortened to fit the context\n", *summary.shortened,
+                       counted(summary.questions, "prompt"));
   return out;
 }
 

@@ -166,8 +166,8 @@ report::Report cells_report(const std::vector<std::vector<Cell>>& cells) {
     const Json& subject = first.at("subject");
     report.subtitle = subject.contains("endpoint")
                           ? fmt::format("{} at {}", subject.value("model", ""), subject.value("endpoint", ""))
-                          : fmt::format("{}, {} kernels, {} threads", subject.value("model", ""),
-                                        subject.value("isa", ""), subject.value("threads", 0));
+                          : fmt::format("{}, {} kernels, {}", subject.value("model", ""), subject.value("isa", ""),
+                                        counted(subject.value("threads", 0), "thread"));
     report::Section& section = report.sections.emplace_back();
     section.title = fmt::format("{}: {}", first.value("task", ""), first.value("data", ""));
     std::set<std::string> metrics;
@@ -184,8 +184,9 @@ report::Report cells_report(const std::vector<std::vector<Cell>>& cells) {
       if (column.front().summary.groups.size() > 1) section.blocks.push_back(groups_of(column, metric));
     }
     section.blocks.push_back(origins_of(column));
-    section.text = fmt::format("{} {}.", column.front().summary.questions,
-                               scores_tokens(column.front()) ? "tokens scored" : "questions");
+    const bool tokens = scores_tokens(column.front());
+    section.text = fmt::format("{}{}.", counted(column.front().summary.questions, tokens ? "token" : "question"),
+                               tokens ? " scored" : "");
     for (const std::string& remark : remarks_on_items(column.front())) section.text += fmt::format("\n\n{}.", remark);
     for (const Cell& cell : column)
       if (const std::string remark = chance_remark(cell); !remark.empty())

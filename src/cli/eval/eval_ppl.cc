@@ -62,8 +62,8 @@ Status cut(std::vector<TokenId>& tokens, const PerplexityCommand& options) {
   const auto size = static_cast<std::int64_t>(tokens.size());
   const std::int64_t window = options.perplexity.window;
   if (options.windows > 0 && options.windows > size / window)
-    return invalid_argument("the text has {}, not {} windows of {}; give a longer text", counted(size, "token"),
-                            options.windows, window);
+    return invalid_argument("the text has {}, not {} of {}; give a longer text", counted(size, "token"),
+                            counted(options.windows, "window"), window);
   const std::int64_t used = options.windows > 0 ? options.windows * window : options.tokens;
   if (used > size)
     return invalid_argument("the text has {}, not the {} asked for; give a longer text or a smaller --tokens",

@@ -69,23 +69,23 @@ Status print_result(const std::string& file, const PromiseResult& result) {
   for (const PromiseRun& fixed : result.fixed) out += row_of(fixed, printable(fixed.policy, 44));
   if (quality.checks == 0) {
     out += fmt::format(
-        "The promise compared nothing: there is no check before `every` tokens, and {} were measured. Mean KL of all "
-        "tokens {:.5f}, {:.2f} times the bound.\n",
-        run.tokens, run.kl_mean, run.kl_mean / quality.kl_bound);
+        "The promise compared nothing: there is no check before `every` tokens, and the text has {} behind the "
+        "prompt. Mean KL of all tokens {:.5f}, {:.2f} times the bound.\n",
+        counted(run.tokens, "token"), run.kl_mean, run.kl_mean / quality.kl_bound);
     return print(out);
   }
   out += fmt::format(
-      "The promise compared {} of {} tokens in {} checks: mean KL {:.5f}, {:.2f} times the bound; of all tokens "
-      "{:.5f}, "
-      "{:.2f} times.\n",
-      quality.compared, run.tokens, quality.checks, quality.kl_mean, quality.kl_mean / quality.kl_bound, run.kl_mean,
-      run.kl_mean / quality.kl_bound);
+      "The promise compared {} of {} in {}: mean KL {:.5f}, {:.2f} times the bound; of all tokens "
+      "{:.5f}, {:.2f} times.\n",
+      quality.compared, counted(run.tokens, "token"), counted(quality.checks, "check"), quality.kl_mean,
+      quality.kl_mean / quality.kl_bound, run.kl_mean, run.kl_mean / quality.kl_bound);
   out += fmt::format("Budgets, and the token from which on: {}.\n", fmt::join(budgets, ", "));
   out += fmt::format(
-      "It cost {:.1f} s for shadow passes over {} tokens, {:.1f} s for {} tokens read again, beside {:.1f} s; a full "
+      "It cost {:.1f} s for shadow passes over {}, {:.1f} s for {} read again, beside {:.1f} s; a full "
       "cache of up to {}, and {} of rows.\n",
-      quality.shadow_seconds, quality.shadow_tokens, run.reread_seconds, quality.reread_tokens, run.policy_seconds,
-      human_bytes(quality.shadow_bytes), human_bytes(quality.rows_bytes));
+      quality.shadow_seconds, counted(quality.shadow_tokens, "token"), run.reread_seconds,
+      counted(quality.reread_tokens, "token"), run.policy_seconds, human_bytes(quality.shadow_bytes),
+      human_bytes(quality.rows_bytes));
   if (result.equal_budget)
     out += fmt::format("A fixed budget of some {:.0f} has the same mean KL (interpolated).\n", *result.equal_budget);
   return print(out);

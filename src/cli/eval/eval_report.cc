@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 
+#include "base/counted.h"
 #include "cli/command.h"
 #include "cli/eval/eval.h"
 #include "retention/policy_spec.h"
@@ -77,8 +78,8 @@ std::string how_read(const PerplexityOptions& options) {
     return fmt::format("Windows of {} tokens, each read afresh in {}; {} is scored.", grouped(options.window), passes,
                        options.whole_windows ? "all of each" : "the second half of each");
   if (options.first_scored > 0)
-    return fmt::format("One stream, {}; the first {} tokens are read but not scored.", passes,
-                       grouped(options.first_scored));
+    return fmt::format("One stream, {}; the first {} read but not scored.", passes,
+                       options.first_scored == 1 ? "token is" : grouped(options.first_scored) + " tokens are");
   return fmt::format("One stream, {}; every token is scored.", passes);
 }
 
@@ -326,8 +327,8 @@ std::string text_name(const std::string& path) {
 }
 
 std::string machine_line(const LoadedModel& model) {
-  return fmt::format("{}, {} kernels, {} {}", text_name(model.options.model), model.kernels->name,
-                     model.threads->threads(), model.threads->threads() == 1 ? "thread" : "threads");
+  return fmt::format("{}, {} kernels, {}", text_name(model.options.model), model.kernels->name,
+                     counted(model.threads->threads(), "thread"));
 }
 
 report::Report perplexity_report(const LoadedModel& model, const PerplexityOptions& options,
@@ -367,8 +368,8 @@ report::Report needle_report(const LoadedModel& model, const NeedleOptions& opti
   report::Report page{.title = title_of("Recall of a fact", runs), .subtitle = machine_line(model)};
   Section summary{.title = "Summary",
                   .text = fmt::format("A fact stands somewhere in a long text: “{}” At its end the text asks: “{}” "
-                                      "{} prompts of each length and depth, seed {}.",
-                                      options.fact, options.ask, options.trials, options.seed)};
+                                      "{} of each length and depth, seed {}.",
+                                      options.fact, options.ask, counted(options.trials, "prompt"), options.seed)};
   summary.blocks.emplace_back(needle_table(runs));
   Section exact{.title = "Exact answers", .text = "Share of prompts that greedy continuation answers exactly."};
   Section nats{.title = "Log-probability of the answer",

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/counted.h"
 #include "base/status.h"
 
 namespace kvasir::generated {
@@ -59,8 +60,8 @@ Result<FittedPrompt> fit_prompt(const Tokenizer& tokenizer, const Recipe& recipe
     KVASIR_RETURN_IF_ERROR(try_amount(std::clamp(amount, low + 1, high - 1)));
   }
   if (high_tokens < 0 && tokens - best.tokens > tokens / 256)
-    return invalid_argument("this tokenizer makes only {} tokens of {} bytes, so no prompt has {}; use another model",
-                            best.tokens, best.prompt.whole().size(), tokens);
+    return invalid_argument("this tokenizer makes only {} of {} bytes, so no prompt has {}; use another model",
+                            counted(best.tokens, "token"), best.prompt.whole().size(), tokens);
   return best;
 }
 
