@@ -155,6 +155,8 @@ TEST_F(EvalTasks, ThePageSaysHowEachRowWasMade) {
   const Json json = timeless("tasks", with(generated, {"--report", folder_ + "/page.html"}));
   const std::string page = bytes_of(folder_ + "/page.html");
   const std::string fingerprint = json["subject"]["fingerprint"].get<std::string>();
+  for (const char* part : {"1 task under 2 settings", " kernels, 1 thread\"", "\"1 question.\""})
+    EXPECT_NE(page.find(part), std::string::npos) << part;
   ASSERT_EQ(json["cells"].size(), 2U);
   for (const Json& cell : json["cells"]) {
     EXPECT_EQ(cell["seed"], 7);

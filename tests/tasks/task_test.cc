@@ -85,7 +85,8 @@ TEST(TaskDefinition, WrongDefinitionsNameTheField) {
       {R"({"request": "choices", "prompt": "x", "choices": ["a", "b"], "answer": "A", "chance": 0.5})", "'chance'"},
       {R"({"request": "choices", "prompt": "x", "answer": "A"})", "'choices'"},
       {R"({"request": "choices", "prompt": "x", "choices": ["a", "b"]})", "'answer'"},
-      {R"({"request": "choices", "prompt": "x", "choices": ["a"], "answer": "A"})", "'choices'"},
+      {R"({"request": "choices", "prompt": "x", "choices": ["a"], "answer": "A"})",
+       "'choices' has 1 template; there may be 2 to 26"},
       {with(R"("metrics": ["exact_match", "classification_score"])"),
        "'classes' is missing: classification_score needs the field that lists all labels"},
   };
