@@ -249,9 +249,9 @@ TEST_F(EvalTasks, AGridReadsAllItsFilesFirst) {
   for (const auto& [second, part] :
        {std::pair(R"({"perplexity": "none.txt"})", "/none.txt': No such file"),
         std::pair(R"({"perplexity": "latin.txt"})", "/latin.txt' is not valid UTF-8 at byte 3"),
-        std::pair(R"({"perplexity": "empty.txt", "window": 20, "windows": 2})",
-                  "/empty.txt' has 0 tokens, too few for 2 windows of 20: 40 are needed"),
-        std::pair(R"({"perplexity": "short.txt", "window": 20, "windows": 1})", "too few for 1 window of 20"),
+        std::pair(R"({"perplexity": "empty.txt"})", "/empty.txt' is empty; name a longer text"),
+        std::pair(R"({"perplexity": "short.txt", "window": 20, "windows": 1})",
+                  "/short.txt' has 6 tokens, too few for 1 window of 20: 20 are needed; name a longer text"),
         std::pair(R"({"task": "gsm8k", "data": "none.jsonl"})", "none.jsonl"),
         std::pair(R"({"task": "gsm8k", "shots": 0, "data": "wrong.jsonl"})", "line 1")}) {
     std::filesystem::remove_all(folder_ + "/grid-results");

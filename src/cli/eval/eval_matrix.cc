@@ -106,6 +106,7 @@ class MatrixRuns {
     std::vector<TokenId> windows;
     for (const std::string& file : files) {
       KVASIR_ASSIGN_OR_RETURN(const std::string text, read_text_file(file));
+      if (text.empty()) return invalid_argument("'{}' is empty; name a longer text", printable(file, 500));
       KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, tokenizer.encode(text, {}));
       if (tokens.size() < wanted)
         return invalid_argument("'{}' has {}, too few for {} of {}: {} are needed; name a longer text",
