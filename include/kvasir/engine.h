@@ -80,6 +80,8 @@ struct ModelSummary {
   int width = 0;                       // of hidden states
   Pooling pooling = Pooling::kNone;    // for which the model was trained; kNone: the file names none that is supported
   std::vector<AdapterSummary> adapters = {};
+  std::string draft_model = {};          // name of EngineOptions::draft_model
+  std::uint64_t draft_weight_bytes = 0;  // allocated for its weights
 };
 
 class Session {

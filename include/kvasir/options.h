@@ -107,6 +107,9 @@ struct EngineOptions {
   // LoRA adapters, at most kMostAdapters. They are never merged into the weights: each text chooses, and texts that run
   // with different ones share passes.
   std::vector<AdapterFile> lora;
+  // Path of a small model that drafts tokens for this one (GenerateOptions::draft), with exactly its vocabulary; empty:
+  // none. Its KV memory is part of kv_memory, and is given up whenever anything else needs it.
+  std::string draft_model;
   int threads = 0;           // 0: one per core this process may use
   std::string isa = "auto";  // kernels: auto, generic, avx2, avx512, amx
   // Folder for a file of the packed weights. It is written once; later engines map it and share its memory. Empty: each
@@ -220,10 +223,10 @@ struct GenerateOptions {
   // strings, stop tokens, limits of tokens, grammar or thoughts. Empty: tokens are drawn.
   std::vector<std::vector<std::int32_t>> forced_texts;
   // Drafts of the next tokens, which a pass checks together: "ngram" takes what followed the newest tokens before,
-  // "ngram:match=3,most=7" where at least so many occurred before, and so many at a time; "policy:SPEC" takes what the
-  // model says where it attends only to what a policy by range would keep, such as "policy:streaming:cap=512". Changes
-  // no token, only the speed. No effect where the policy or the model allows no drafts (DraftReport::refused). Empty or
-  // "off": none.
+  // "ngram:match=3,most=7" where at least so many occurred before, and so many at a time; "model" or "model:most=7"
+  // takes what EngineOptions::draft_model says; "policy:SPEC" takes what the model itself says where it attends only to
+  // what a policy by range would keep, such as "policy:streaming:cap=512". Changes no token, only the speed. No effect
+  // where the policy or the model allows no drafts (DraftReport::refused). Empty or "off": none.
   std::string draft;
   // Reports each token's log-probability and this many of the likeliest tokens in its place; 0 to 100, -1: no report.
   int logprobs = -1;

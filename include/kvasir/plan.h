@@ -20,6 +20,7 @@ struct PlanRequest {
   int samples = 1;               // share the prompt's whole pages if the policy keeps them all; then bytes are a bound
   int tenant = 0;                // its ceiling bounds the memory
   std::optional<QualityOptions> quality = {};  // as RequestOptions::quality
+  std::string draft = {};                      // as GenerateOptions::draft
 };
 
 // Bytes are those of `kvasir plan` for the same number of tokens.
@@ -48,6 +49,9 @@ struct RequestPlan {
   // full cache of the longest text.
   std::uint64_t quality_bytes = 0;
   std::uint64_t bytes = 0;  // total at the peak: pages, tables, policy, demoted, offloaded, quality
+  // With PlanRequest::draft of a draft model: what its cache takes for the text besides, at most. Not part of `bytes`:
+  // it is given up whenever anything else needs it.
+  std::uint64_t draft_bytes = 0;
   bool exact = true;  // false: upper bounds; figures vary with the text or, for encoded pages, with other requests
   std::uint64_t bytes_per_token = 0;  // for one more token, if the policy has no bound
   std::uint64_t budget = 0;           // of the whole cache

@@ -146,18 +146,20 @@ struct EngineReport {
   CacheReport cache;
   std::uint64_t request_bytes = 0;    // part of `cache` held by requests, each shared page once
   std::uint64_t prefix_bytes = 0;     // part of `cache` held only by the prefix cache, its tables included
+  std::uint64_t draft_bytes = 0;      // part of `cache` held by the draft model for texts
   std::vector<TenantReport> tenants;  // those whose requests hold pages, by number
   std::vector<KvPageReport> pages;
-  std::vector<std::string> codecs;     // available to requests, the default first
-  std::uint64_t page_bytes = 0;        // charged for one page of the default codec
-  std::uint64_t adapter_bytes = 0;     // allocated for LoRA adapters, outside the KV budget
-  int page_slots = 0;                  // tokens per page
-  int lanes = 0;                       // pages per column, over all layers and heads
-  std::int64_t passes = 0;             // forward passes for requests
-  std::int64_t mixed_passes = 0;       // those that read prompts and generated
-  std::int64_t mixed_prompt_rows = 0;  // prompt tokens read in mixed passes; SchedulerOptions::max_itl bounds them
-  std::int64_t running = 0;            // requests that hold pages
-  std::int64_t waiting = 0;            // requests that hold none
+  std::vector<std::string> codecs;       // available to requests, the default first
+  std::uint64_t page_bytes = 0;          // charged for one page of the default codec
+  std::uint64_t adapter_bytes = 0;       // allocated for LoRA adapters, outside the KV budget
+  std::uint64_t draft_weight_bytes = 0;  // allocated for the weights of the draft model, outside the KV budget
+  int page_slots = 0;                    // tokens per page
+  int lanes = 0;                         // pages per column, over all layers and heads
+  std::int64_t passes = 0;               // forward passes for requests
+  std::int64_t mixed_passes = 0;         // those that read prompts and generated
+  std::int64_t mixed_prompt_rows = 0;    // prompt tokens read in mixed passes; SchedulerOptions::max_itl bounds them
+  std::int64_t running = 0;              // requests that hold pages
+  std::int64_t waiting = 0;              // requests that hold none
   std::int64_t preemptions = 0;
   std::int64_t prompt_tokens = 0;  // read or taken from the prefix cache
   std::int64_t generated_tokens = 0;

@@ -32,7 +32,6 @@
 #include "retention/demotion.h"
 #include "retention/registry.h"
 #include "retention/scored.h"
-#include "scheduler/task.h"
 #include "text/utf8.h"
 
 namespace kvasir::cli {
@@ -149,17 +148,6 @@ void add_kv_memory_option(CLI::App& command, EngineOptions& options) {
   add_bytes_option(command, "--kv-memory", options.kv_memory,
                    "Bound of all KV memory, for example 512MiB; 0: what the policy needs")
       ->envname("KVASIR_KV_MEMORY");
-}
-
-void add_draft_option(CLI::App& command, std::string& draft) {
-  const auto known = [](std::string& spec) { return check_draft(spec).message(); };
-  command
-      .add_option(
-          "--draft", draft,
-          "Draft the next tokens, and check several in one pass: ngram[:match=3,most=7], from what followed the "
-          "newest tokens before; policy:SPEC, by the model where it attends to what a policy keeps, such as "
-          "policy:streaming:cap=512; changes no token (default: off)")
-      ->check(CLI::Validator(known, ""));
 }
 
 CLI::Option* add_policy_option(CLI::App& command, std::string& policy, const std::string& help) {

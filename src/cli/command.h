@@ -73,7 +73,9 @@ void add_engine_options(CLI::App& command, EngineOptions& options);  // -m, --lo
 void add_engine_options(CLI::App& command, EngineOptions& options, std::vector<std::string>& kv_types);
 void add_chunk_option(CLI::App& command, EngineOptions& options);      // --chunk
 void add_kv_memory_option(CLI::App& command, EngineOptions& options);  // --kv-memory
-void add_draft_option(CLI::App& command, std::string& draft);          // --draft
+// Adds --draft, whose value may also be a file: then `model` gets it, and `draft` is "model".
+void add_draft_option(CLI::App& command, std::string& draft, std::string& model);
+void add_draft_model_option(CLI::App& command, std::string& model);  // --draft-model
 // Adds --kv, one policy. Refuses an empty name, which would mean the default.
 CLI::Option* add_policy_option(CLI::App& command, std::string& policy, const std::string& help);
 // Converts a size such as 512MiB or 2GiB to bytes.

@@ -63,7 +63,9 @@ class EngineImpl final : public Engine {
                 model_->sampling,
                 model_->config.width,
                 model_->config.pooling,
-                summaries_of(model_->adapters)};
+                summaries_of(model_->adapters),
+                model_->draft != nullptr ? model_->draft->config.name : "",
+                model_->draft != nullptr ? model_->draft->weight_bytes : 0};
   }
 
   const ModelSummary& model() const override { return summary_; }
@@ -78,6 +80,7 @@ class EngineImpl final : public Engine {
         place->bytes = std::min(place->bytes, ceiling);
       if (request.quality) return plan_quality(request, shape, *place);
       KVASIR_ASSIGN_OR_RETURN(RequestPlan plan, plan_request(request, shape, *place, model_->config.context));
+      KVASIR_ASSIGN_OR_RETURN(plan.draft_bytes, plan_drafts(request, plan));
       plan.codec = codec_name(codec_for(model_->config, shape.codec(), *place->policy, place->chunk,
                                         longest_text(request.prompt, request.max_tokens)));
       return plan;
@@ -179,10 +182,17 @@ class EngineImpl final : public Engine {
       const KvCacheShape& shape = runner()->cache()->shape();
       report.page_bytes = runner()->cache()->pool().page_cost();
       report.pages = runner()->cache()->pool().report();
+      if (const DraftModel* draft = runner()->draft_model(); draft != nullptr)
+        for (KvPageReport pages : draft->cache().pool().report()) {
+          pages.form = "draft " + pages.form;
+          report.pages.push_back(std::move(pages));
+        }
       report.page_slots = shape.page.slots;
       report.lanes = shape.lanes();
     }
-    report.request_bytes = report.cache.bytes;
+    report.draft_weight_bytes = summary_.draft_weight_bytes;
+    report.draft_bytes = runner() != nullptr ? runner()->draft_bytes() : 0;
+    report.request_bytes = report.cache.bytes - report.draft_bytes;
     if (requests_ == nullptr) return report;
     const RequestQueue::Counters& counters = requests_->counters();
     report.passes = counters.passes;
@@ -233,7 +243,7 @@ class EngineImpl final : public Engine {
       return unsupported("a session cannot drop thoughts, and its policy is '{}'; leave thoughts=drop out",
                          place.policy->traits().spec)
           .about({"policy"});
-    KVASIR_RETURN_IF_ERROR(cache_.ensure_cache(place.bytes));
+    KVASIR_RETURN_IF_ERROR(cache_.ensure_cache(place.bytes, options.sequences));
     const KvCodec codec = codec_for(model_->config, shape.codec(), *place.policy, place.chunk);
     return make_session(runner(), std::move(place.policy), place.chunk, codec, std::move(adapters));
   }
@@ -324,6 +334,14 @@ class EngineImpl final : public Engine {
     return plan;
   }
 
+  // Returns what the draft model's cache takes for the samples of a request, at most.
+  Result<std::uint64_t> plan_drafts(const PlanRequest& request, const RequestPlan& plan) const {
+    KVASIR_RETURN_IF_ERROR(check_draft(request.draft, model_->draft != nullptr));
+    const std::optional<DraftOptions> draft = *parse_draft(request.draft);
+    if (!draft || !draft->model) return std::uint64_t{0};
+    return plan_draft_texts(model_->draft->kv_shape, model_->draft->config.context, plan.tokens, request.samples).bytes;
+  }
+
   // Takes a request with a promise of quality. Without a limit of tokens, or a cache, it gets what the promise needs.
   Result<RequestId> take_quality(const RequestOptions& options, RequestText text, const KvCacheShape& shape,
                                  CacheSize place) {
@@ -343,7 +361,7 @@ class EngineImpl final : public Engine {
     KVASIR_RETURN_IF_ERROR(quality.refusal);
     max_tokens = quality.max_tokens;
     if (sizes_cache) place.bytes = std::max(place.bytes, quality.terms.bytes());
-    KVASIR_RETURN_IF_ERROR(cache_.ensure_cache(place.bytes));
+    KVASIR_RETURN_IF_ERROR(cache_.ensure_cache(place.bytes, 1));
     KVASIR_RETURN_IF_ERROR(ensure_queue());
     return requests_->add(limited, std::move(text), std::move(place.policy), place.chunk, codec);
   }
@@ -367,7 +385,7 @@ class EngineImpl final : public Engine {
         quotas_.check_ceiling(options.tenant, shape, place, static_cast<std::int64_t>(text.tokens.size())));
     if (options.quality) return take_quality(options, std::move(text), shape, std::move(place));
     const KvCodec codec = codec_of(options, shape, place, static_cast<std::int64_t>(text.tokens.size()));
-    KVASIR_RETURN_IF_ERROR(cache_.ensure_cache(place.bytes));
+    KVASIR_RETURN_IF_ERROR(cache_.ensure_cache(place.bytes, options.samples));
     KVASIR_RETURN_IF_ERROR(ensure_queue());
     return requests_->add(options, std::move(text), std::move(place.policy), place.chunk, codec);
   }

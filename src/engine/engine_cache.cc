@@ -52,7 +52,8 @@ CacheConditions EngineCache::conditions(const KvCacheShape& shape, int chunk) co
     return model_->backend->workspace_bytes(work);
   };
   // Not report(): plan() comes here from any thread.
-  if (runner_ != nullptr) conditions.kv_memory = conditions.available = runner_->cache()->budget().capacity();
+  if (runner_ != nullptr)
+    conditions.kv_memory = conditions.available = runner_->cache()->budget().capacity() - draft_bytes_;
   return conditions;
 }
 
@@ -89,9 +90,20 @@ Result<CacheSize> EngineCache::default_place(const CacheConditions& now) const {
   return CacheSize{place.policy->clone(), place.chunk, place.bytes};
 }
 
-Status EngineCache::ensure_cache(std::uint64_t budget) {
+// Drafts change no text, so their memory never makes a policy that is sized by memory larger or smaller.
+void EngineCache::plan_drafts(std::uint64_t budget, int sequences) {
+  if (model_->draft == nullptr || model_->options.kv_memory > 0) return;
+  const LoadedModel& draft = *model_->draft;
+  const std::uint64_t wanted =
+      plan_draft_texts(draft.kv_shape, draft.config.context, kMostDraftTokens + kDraftRows, sequences).bytes;
+  const std::uint64_t left = memory_for_run(1);
+  draft_bytes_ = std::min(wanted, left - std::min(left, budget));
+}
+
+Status EngineCache::ensure_cache(std::uint64_t budget, int sequences) {
   if (runner_ != nullptr) return {};
-  KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<KvCache> cache, new_cache(model_, budget));
+  plan_drafts(budget, sequences);
+  KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<KvCache> cache, new_cache(model_, budget + draft_bytes_));
   runner_ = std::make_shared<BatchRunner>(model_, std::move(cache));
   return {};
 }
@@ -147,7 +159,8 @@ Result<std::shared_ptr<KvCache>> EngineCache::cache_for(const SessionHead& head,
   if (fit.chunk != prompt_chunk(policy, head.chunk)) *chunk = fit.chunk;
   std::uint64_t budget = model_->options.kv_memory;
   if (budget == 0) budget = for_several(fit.needed, fit.limit, sequences);
-  KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<KvCache> cache, new_cache(model_, shape, budget));
+  plan_drafts(budget, sequences);
+  KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<KvCache> cache, new_cache(model_, shape, budget + draft_bytes_));
   // Besides, what the engine's options name expressly.
   for (std::size_t i = 1; i < model_->codecs.size(); ++i) KVASIR_RETURN_IF_ERROR(cache->allow(model_->codecs[i]));
   runner_ = std::make_shared<BatchRunner>(model_, cache);

@@ -35,8 +35,9 @@ class EngineCache {
   // default. `protect`: SessionOptions::protect.
   Result<CacheSize> find_place(const std::string& policy_text, std::int64_t protect, const KvCacheShape& shape,
                                int sequences) const;
-  // Makes the cache if there is none.
-  Status ensure_cache(std::uint64_t budget);
+  // Makes the cache if there is none. Where kv_memory gives no size, what a draft model takes for so many sequences
+  // comes on top of the budget.
+  Status ensure_cache(std::uint64_t budget, int sequences);
 
   // Returns the shape of a file's pages. Errors: kInvalidArgument unless the cache may have them. REQUIRES: runner().
   Result<KvCacheShape> check_pages(const SessionHead& head) const;
@@ -49,11 +50,13 @@ class EngineCache {
   CacheConditions conditions(const KvCacheShape& shape, int chunk) const;
   Result<CacheSize> default_place(const CacheConditions& now) const;
   KvCodec default_codec() const;
+  void plan_drafts(std::uint64_t budget, int sequences);
   // Of the cache; while there is none, of the one that would be made.
   const KvCacheShape& cache_shape() const { return runner_ != nullptr ? runner_->cache()->shape() : model_->kv_shape; }
 
   std::shared_ptr<LoadedModel> model_;
   std::shared_ptr<BatchRunner> runner_;
+  std::uint64_t draft_bytes_ = 0;  // of the cache's budget, for the draft model alone
   mutable std::mutex default_mutex_;
   mutable std::map<std::pair<std::string, std::int64_t>, CacheSize> default_places_;  // by codec and protected tokens
 };

@@ -11,7 +11,7 @@ namespace {
 constexpr int kLongestMatch = 32;                        // a longer one says no more
 constexpr std::size_t kSearched = std::size_t{1} << 17;  // newest tokens
 constexpr int kLongestPause = 64;
-// Drafts of the model: passes with drafts between two decisions, and the longest pause after them, in tokens.
+// Drafts of a model: passes with drafts between two decisions, and the longest pause after them, in tokens.
 constexpr int kTrial = 8;
 constexpr int kShortestTrialPause = 32;
 constexpr int kLongestTrialPause = 512;
@@ -34,9 +34,12 @@ Result<std::optional<DraftOptions>> parse_draft(std::string_view spec) {
     if (!options.policy.empty()) return std::optional(std::move(options));
     return invalid_argument("draft 'policy' needs the policy, such as policy:streaming:cap=512").about({"draft"});
   }
-  if (kind != "ngram")
+  options.model = kind == "model";
+  if (kind != "ngram" && !options.model)
     return invalid_argument(
-               "draft '{}' is unknown; give ngram, with :match=N,most=N if need be, policy:streaming:cap=N, or off",
+               "draft '{:.200}' is unknown; give ngram, with :match=N,most=N if need be, model, "
+               "policy:streaming:cap=N, "
+               "or off",
                spec)
         .about({"draft"});
   for (std::string_view rest = spec.substr(std::min(spec.size(), kind.size() + 1)); !rest.empty();) {
@@ -44,8 +47,10 @@ Result<std::optional<DraftOptions>> parse_draft(std::string_view spec) {
     rest.remove_prefix(std::min(rest.size(), part.size() + 1));
     const std::string_view name = part.substr(0, part.find('='));
     const std::string_view value = part.substr(std::min(part.size(), name.size() + 1));
-    if (name != "match" && name != "most")
-      return invalid_argument("draft ngram has no option '{}'; it has match and most", name).about({"draft"});
+    if (name != "most" && (name != "match" || options.model))
+      return invalid_argument("draft {} has no option '{}'; it has {}", kind, name,
+                              options.model ? "most" : "match and most")
+          .about({"draft"});
     KVASIR_RETURN_IF_ERROR(
         read_number(value, name, name == "match" ? 16 : kMostDrafts, name == "match" ? &options.match : &options.most));
   }
@@ -97,7 +102,7 @@ int Drafting::wanted() {
 }
 
 void Drafting::note_seconds(double seconds, int tokens, bool drafted) {
-  if (options_.policy.empty()) return;
+  if (!options_.run()) return;
   if (!drafted) {
     plain_seconds_ = plain_seconds_ == 0 ? seconds : plain_seconds_ + (seconds - plain_seconds_) / 4;
     return;
@@ -117,8 +122,8 @@ void Drafting::note(int drafted, int came_true) {
   drafted_ += drafted;
   came_true_ += came_true;
   if (came_true == 0) {
-    // What the model's own drafts cost is timed.
-    if (options_.policy.empty()) pause_ = std::min(1 << std::min(failures_++, 6), kLongestPause);
+    // What drafts of a model cost is timed.
+    if (!options_.run()) pause_ = std::min(1 << std::min(failures_++, 6), kLongestPause);
     length_ = std::max(length_ / 2, 1);
     return;
   }

@@ -307,6 +307,14 @@ Generation Generation::lookahead() const {
   return copy;
 }
 
+std::size_t Generation::allowed_by_grammar(std::span<const TokenId> tokens) const {
+  if (!grammar_ || tokens.empty()) return tokens.size();
+  GrammarMatcher place = *grammar_;
+  if (!place.accept(*pending_).ok()) return 0;
+  const auto refused = std::ranges::find_if(tokens, [&](TokenId token) { return !place.accept(token).ok(); });
+  return static_cast<std::size_t>(refused - tokens.begin());
+}
+
 Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
   KVASIR_CHECK(!pending_);
   if (finished()) return std::optional<TokenId>();

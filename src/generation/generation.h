@@ -106,6 +106,10 @@ class Generation {
   // and choices are those from here on, and it has no drafts.
   Generation lookahead() const;
 
+  // Returns how many of these tokens, from the first on, the grammar allows behind the pending token; all without one.
+  // REQUIRES: a token is pending.
+  std::size_t allowed_by_grammar(std::span<const TokenId> tokens) const;
+
   // The drafts of GenerateOptions::draft; null without them. A state() has none.
   Drafting* drafting() { return drafting_ ? &*drafting_ : nullptr; }
   const Drafting* drafting() const { return drafting_ ? &*drafting_ : nullptr; }

@@ -114,17 +114,26 @@ Status check_holds_a_column(const KvCacheShape& shape, std::uint64_t budget_byte
 
 Result<std::unique_ptr<KvCache>> KvCache::create(const KvCacheShape& shape, std::uint64_t budget_bytes,
                                                  PageStore* store) {
-  KVASIR_RETURN_IF_ERROR(check_holds_a_column(shape, budget_bytes, ""));
-  std::unique_ptr<KvCache> cache(new KvCache(shape, budget_bytes));
-  KVASIR_ASSIGN_OR_RETURN(cache->pool_, PagePool::create(shape.page, &cache->budget_, store));
-  KVASIR_RETURN_IF_ERROR(cache->allow(shape.codec()));
+  auto own = std::make_unique<MemoryBudget>(budget_bytes);
+  MemoryBudget* const budget = own.get();
+  return create(std::unique_ptr<KvCache>(new KvCache(shape, std::move(own), budget)), store);
+}
+
+Result<std::unique_ptr<KvCache>> KvCache::create(const KvCacheShape& shape, MemoryBudget* budget, PageStore* store) {
+  return create(std::unique_ptr<KvCache>(new KvCache(shape, nullptr, budget)), store);
+}
+
+Result<std::unique_ptr<KvCache>> KvCache::create(std::unique_ptr<KvCache> cache, PageStore* store) {
+  KVASIR_RETURN_IF_ERROR(check_holds_a_column(cache->shape_, cache->budget_->capacity(), ""));
+  KVASIR_ASSIGN_OR_RETURN(cache->pool_, PagePool::create(cache->shape_.page, cache->budget_, store));
+  KVASIR_RETURN_IF_ERROR(cache->allow(cache->shape_.codec()));
   return cache;
 }
 
 Status KvCache::allow(const KvCodec& codec) {
   if (allows(codec)) return {};
   const KvCacheShape shape = shape_.with(codec);
-  KVASIR_RETURN_IF_ERROR(check_holds_a_column(shape, budget_.capacity(), " " + codec_name(codec)));
+  KVASIR_RETURN_IF_ERROR(check_holds_a_column(shape, budget_->capacity(), " " + codec_name(codec)));
   KVASIR_ASSIGN_OR_RETURN(const PageClasses classes, pool_->classes_of(shape.page));
   Allowed allowed{codec, classes, {}, {}};
   for (const std::uint8_t rotation : shape.rotations)
@@ -299,6 +308,12 @@ int KvSequence::room_to_take_back(int tokens) const {
   return tokens;
 }
 
+int KvSequence::room() const {
+  int room = tables_.front().columns().slots();
+  for (const PageTable& table : tables_) room = std::min(room, table.tokens().room(0));
+  return room;
+}
+
 Status KvSequence::adopt(std::span<const PageId> pages) {
   KVASIR_CHECK(!states_.exist());
   std::size_t all = 0;
@@ -378,7 +393,7 @@ void KvCache::check_invariants(std::span<const KvSequence* const> sequences, std
   }
   for (const auto& [page, count] : references) KVASIR_CHECK(count == pool_->references(page));
   KVASIR_CHECK(references.size() == pool_->in_use());
-  KVASIR_CHECK(budget_.used() == pool_->charged() + tables + states + others);
+  KVASIR_CHECK(budget_->used() == pool_->charged() + tables + states + others);
 }
 
 }  // namespace kvasir

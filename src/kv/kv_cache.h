@@ -163,6 +163,13 @@ class KvSequence {
   Status append(int tokens);
   // The least PageTable::room_to_take_back of all tables; 0 where layers have states, which cannot go back.
   int room_to_take_back(int tokens) const;
+  // Returns whether take_back may give back columns that the tokens began (PageTable::may_take_back_columns).
+  bool may_take_back_columns() const {
+    return !states_.exist() &&
+           std::ranges::all_of(tables_, [](const PageTable& table) { return table.may_take_back_columns(); });
+  }
+  // Returns how many tokens every table can add to its newest column.
+  int room() const;
   // Returns whether every table puts the next token into a column that holds tokens already.
   bool shares_column() const {
     return std::ranges::all_of(tables_, [](const PageTable& table) { return table.shares_column(); });
@@ -203,6 +210,8 @@ class KvCache {
   // `store` holds the bytes of pages and must outlive the cache; null: pages are counted, but nothing can be read.
   static Result<std::unique_ptr<KvCache>> create(const KvCacheShape& shape, std::uint64_t budget_bytes,
                                                  PageStore* store = nullptr);
+  // As above, within the budget of another cache, which must outlive this one.
+  static Result<std::unique_ptr<KvCache>> create(const KvCacheShape& shape, MemoryBudget* budget, PageStore* store);
 
   // Allows sequences of this codec beside that of shape(), with either rotation, from the same budget. Does nothing if
   // it is already allowed. Errors: kResourceExhausted if the budget cannot hold one page of each lane; kUnsupported for
@@ -231,8 +240,8 @@ class KvCache {
   static std::int64_t most_open_columns(const KvCacheShape& shape, const SequenceLayout& layout, std::int64_t columns);
 
   const KvCacheShape& shape() const { return shape_; }
-  const MemoryBudget& budget() const { return budget_; }
-  MemoryBudget& budget() { return budget_; }
+  const MemoryBudget& budget() const { return *budget_; }
+  MemoryBudget& budget() { return *budget_; }
   PagePool& pool() { return *pool_; }
   const PagePool& pool() const { return *pool_; }
 
@@ -247,12 +256,15 @@ class KvCache {
     std::vector<PageClasses> of_windows;  // [window groups]
     std::vector<std::uint8_t> rotations;  // [lanes], of the governed group, or empty
   };
-  KvCache(const KvCacheShape& shape, std::uint64_t budget_bytes) : shape_(shape), budget_(budget_bytes) {}
+  KvCache(const KvCacheShape& shape, std::unique_ptr<MemoryBudget> own, MemoryBudget* budget)
+      : shape_(shape), own_budget_(std::move(own)), budget_(budget) {}
+  static Result<std::unique_ptr<KvCache>> create(std::unique_ptr<KvCache> cache, PageStore* store);
   std::vector<Allowed>::const_iterator find(const KvCodec& codec) const {
     return std::ranges::find(allowed_, codec, &Allowed::codec);
   }
   KvCacheShape shape_;
-  MemoryBudget budget_;
+  std::unique_ptr<MemoryBudget> own_budget_;  // null: the budget is another cache's
+  MemoryBudget* budget_;
   std::unique_ptr<PagePool> pool_;
   std::vector<Allowed> allowed_;  // the first is the codec of shape_
 };

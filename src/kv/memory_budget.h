@@ -5,11 +5,23 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "kvasir/status.h"
 
 namespace kvasir {
+
+// Pages whose bytes are charged to a budget, in blocks that also hold free pages.
+class PageBlockHolder {
+ public:
+  virtual ~PageBlockHolder() = default;
+  virtual std::uint64_t charged() const = 0;    // bytes of pages in use
+  virtual std::uint64_t allocated() const = 0;  // bytes of these, and of free pages that have memory
+  // Gives the memory of a block of free pages to the system. Returns false if there is none.
+  virtual bool give_back_block() = 0;
+};
 
 // A bound on bytes, and the bytes charged to it: pages, page tables, states of layers and of policies, each charged
 // before it is allocated.
@@ -25,12 +37,19 @@ class MemoryBudget {
   // Optional: a callback that gives back some memory of a cache; returns false if there is nothing more. It must
   // outlive its use.
   void set_reclaimer(std::function<bool()> reclaimer) { reclaimer_ = std::move(reclaimer); }
-  // Calls the reclaimer until `bytes` are available. Returns false if they are not when nothing is left to give back.
+  // As set_reclaimer, for memory that is cheaper to fill again: that one is asked only when this has nothing more.
+  void set_first_reclaimer(std::function<bool()> reclaimer) { first_reclaimer_ = std::move(reclaimer); }
+  // Calls the reclaimers until `bytes` are available. Returns false if they are not when nothing is left to give back.
   bool make_available(std::uint64_t bytes) {
     while (bytes > available())
-      if (!reclaimer_ || !reclaimer_()) return false;
+      if (!(first_reclaimer_ && first_reclaimer_()) && !(reclaimer_ && reclaimer_())) return false;
     return true;
   }
+
+  // The pools of pages that are charged here. A holder removes itself before it is destroyed.
+  std::span<PageBlockHolder* const> holders() const { return holders_; }
+  void add(PageBlockHolder* holder) { holders_.push_back(holder); }
+  void remove(PageBlockHolder* holder) { std::erase(holders_, holder); }
 
   bool try_charge(std::uint64_t bytes);  // false, and nothing charged, if it does not fit
   void release(std::uint64_t bytes);     // REQUIRES: charged before
@@ -39,6 +58,8 @@ class MemoryBudget {
   std::uint64_t capacity_;
   std::uint64_t used_ = 0;
   std::uint64_t peak_ = 0;
+  std::vector<PageBlockHolder*> holders_;
+  std::function<bool()> first_reclaimer_;
   std::function<bool()> reclaimer_;
 };
 

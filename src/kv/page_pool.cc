@@ -18,9 +18,14 @@ Result<std::unique_ptr<PagePool>> PagePool::create(const PageFormat& format, Mem
   std::unique_ptr<PagePool> pool(new PagePool);
   pool->store_ = store;
   pool->budget_ = budget;
+  budget->add(pool.get());
   pool->classes_.reserve(kMaxPageClasses);
   KVASIR_RETURN_IF_ERROR(pool->classes_of(format).status());
   return pool;
+}
+
+PagePool::~PagePool() {
+  if (budget_ != nullptr) budget_->remove(this);
 }
 
 Result<PageClasses> PagePool::classes_of(const PageFormat& format) {
@@ -121,21 +126,30 @@ bool PagePool::try_allocate(std::span<PageId> out, PageOwner owner, PageClass of
   return true;
 }
 
-// Prepares for one more block of a class to take memory: while the pages would then exceed their part of the budget,
-// takes the memory from free blocks.
+// Prepares for one more block of a class to take memory: while the pages of all pools would then exceed their part of
+// the budget, takes the memory from free blocks.
 void PagePool::make_room_for_block(const Class& of) {
-  const std::uint64_t pages = charged();
-  const std::uint64_t others = budget_->used() - std::min(pages, budget_->used());
+  const auto sum = [&](std::uint64_t (PageBlockHolder::*figure)() const) {
+    std::uint64_t bytes = 0;
+    for (const PageBlockHolder* holder : budget_->holders()) bytes += (holder->*figure)();
+    return bytes;
+  };
+  const std::uint64_t others = budget_->used() - std::min(sum(&PageBlockHolder::charged), budget_->used());
   const std::uint64_t most = budget_->capacity() - others;
   const std::uint64_t more = of.blocks->block_pages() * of.cost();
-  for (std::size_t i = 0; i < classes_.size() && allocated() + more > most;) {
+  const auto holders = budget_->holders();
+  for (std::size_t i = 0; i < holders.size() && sum(&PageBlockHolder::allocated) + more > most;)
+    if (!holders[i]->give_back_block()) ++i;
+}
+
+bool PagePool::give_back_block() {
+  for (std::size_t i = 0; i < classes_.size(); ++i) {
     PageBlocks::Dropped dropped;
-    if (!classes_[i].blocks->drop_empty(&dropped)) {
-      ++i;
-    } else if (store_ != nullptr) {
-      store_->give_back(static_cast<PageClass>(i), dropped.first, dropped.count);
-    }
+    if (!classes_[i].blocks->drop_empty(&dropped)) continue;
+    if (store_ != nullptr) store_->give_back(static_cast<PageClass>(i), dropped.first, dropped.count);
+    return true;
   }
+  return false;
 }
 
 void PagePool::retain(PageId id, PageOwner owner) {

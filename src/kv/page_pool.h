@@ -52,8 +52,12 @@ enum class PageContent {
   kUndefined,  // may be another sequence's data: for pages that are written whole before they are read
 };
 
-class PagePool {
+class PagePool : public PageBlockHolder {
  public:
+  ~PagePool() override;
+  PagePool(const PagePool&) = delete;
+  PagePool& operator=(const PagePool&) = delete;
+
   // Bytes of bookkeeping beside each page: its reference count, its count of cache references, and its owners or its
   // place in the free list.
   static constexpr std::uint64_t kPageOverhead = 12;
@@ -103,10 +107,11 @@ class PagePool {
   std::uint64_t capacity() const { return classes_.front().capacity; }  // pages of class 0, if the budget held no other
   std::uint64_t in_use() const { return in_use_; }                      // pages of all classes, as in the next two
   std::uint64_t peak() const { return peak_; }
-  std::uint64_t charged() const;  // bytes
+  std::uint64_t charged() const override;
   // Bytes of the pages that have memory in the store: pages in use, and free pages of blocks with memory. A block of
-  // free pages gives its memory up when the allocated bytes would otherwise exceed the budget.
-  std::uint64_t allocated() const;
+  // free pages gives its memory up when the allocated bytes of all pools would otherwise exceed the budget.
+  std::uint64_t allocated() const override;
+  bool give_back_block() override;
   std::vector<KvPageReport> report() const;  // of each class, in order
 
   // KVASIR_CHECKs that the free lists hold each free page once, and the sums of cached pages.

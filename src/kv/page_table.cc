@@ -67,9 +67,9 @@ Status PageTable::append(int tokens) {
 int PageTable::room_to_take_back(int tokens) const {
   const TableTokens& t = tokens_;
   if (t.runs.size() > 1) return 0;
+  if (!layout().encoded()) return tokens;
   const int room = t.room(0);
   std::int64_t most = std::min(tokens, (room > 0 ? room : columns().slots()) - 1);
-  if (!layout().encoded()) return static_cast<int>(most);
   t.for_each_open([&](std::uint32_t column) {
     const bool fills = column == t.runs.front().tail && room > 0;
     const TokenIndex last = fills ? t.next_index + room - 1 : columns().last_index(column);

@@ -75,13 +75,16 @@ class PageTable {
 
   // Makes room for `tokens` tokens behind the newest. Succeeds whole or leaves no trace. Errors: kResourceExhausted.
   Status append(int tokens);
-  // Returns how many tokens, at most `tokens`, may be appended together with the next one so that take_back leaves no
-  // trace of them: they share its column, and no column is sealed for them.
+  // Returns how many tokens, at most `tokens`, may be appended together with the next one so that they can be taken
+  // back. Where pages are encoded they share its column, and no column is sealed for them.
   int room_to_take_back(int tokens) const;
   // Returns whether the next token goes into a column that holds tokens already.
   bool shares_column() const { return tokens_.layout().runs() == 1 && tokens_.room(0) > 0; }
-  // Takes back the newest tokens, as if they had not been appended. REQUIRES: no more than room_to_take_back() said
-  // before they were, and the one before them too if shares_column() was true then; nothing else has changed since.
+  // Returns whether take_back may give back whole columns: pages are not encoded, so that none was sealed meanwhile.
+  bool may_take_back_columns() const { return layout().runs() == 1 && !layout().encoded(); }
+  // Takes back the newest tokens, as if they had not been appended, except that the arrays do not shrink. REQUIRES: no
+  // more than room_to_take_back() said before they were, and the one before them too if shares_column() was true then,
+  // or may_take_back_columns(); nothing else has changed since.
   void take_back(int tokens);
   // Ends a pass: gives back the open pages of the columns that it sealed. Called before any other change.
   void end_pass();

@@ -159,18 +159,32 @@ void TableTokens::extend(Frame& frame, int count) {
 }
 
 void TableTokens::retract(Frame& frame, int count) {
-  const std::uint32_t tail = runs.front().tail;
-  Column& column = columns[tail];
-  PageEntry& entry = runs.front().entries[frame.end - 1];
-  const SlotMask taken = slot_range(column.used - count, column.used);
-  KVASIR_CHECK(entry.column == tail && (entry.live & taken) == taken && entry.live != taken);
-  entry.live &= ~taken;
-  column.live &= ~taken;
-  column.used -= count;
-  frame.tokens -= count;
-  next_index -= count;
-  length -= count;
-  written -= count;
+  Run& run = runs.front();
+  while (count > 0) {
+    const std::uint32_t tail = run.tail;
+    Column& column = columns[tail];
+    PageEntry& entry = run.entries[frame.end - 1];
+    const int of_column = std::min(count, column.used);
+    const SlotMask taken = slot_range(column.used - of_column, column.used);
+    KVASIR_CHECK(entry.column == tail && (entry.live & taken) == taken);
+    entry.live &= ~taken;
+    column.live &= ~taken;
+    column.used -= of_column;
+    frame.tokens -= of_column;
+    next_index -= of_column;
+    length -= of_column;
+    written -= of_column;
+    count -= of_column;
+    if (entry.live != 0) continue;
+    KVASIR_CHECK(column.used == 0 && column.entries == 1 && !layout().encoded());
+    --frame.end;
+    run.entries.resize(frame.end);
+    if (original) entry_first.resize(frame.end);
+    --run.columns;
+    --run.next_ordinal;
+    columns.release(tail);
+    run.tail = newest_column(0);
+  }
 }
 
 void TableTokens::make_entry_room(int run) {

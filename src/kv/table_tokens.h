@@ -88,8 +88,8 @@ struct TableTokens {
   void start_column(std::uint32_t column, int run, TokenIndex first, Position base);
   // Adds the next `count` tokens to the newest column of run 0 and to `frame`, the last frame. REQUIRES: it has room.
   void extend(Frame& frame, int count);
-  // Takes the newest `count` tokens back, as if extend had not added them. REQUIRES: they are in one column, which
-  // holds an older token of `frame`, the last frame.
+  // Takes the newest `count` tokens back, as if extend had not added them, with the columns that they began. REQUIRES:
+  // they are in `frame`, the last frame; pages are not encoded, or the tokens began no column.
   void retract(Frame& frame, int count);
   // Makes room for one more entry in the array of a run: when it is full, closes the gaps between frames.
   void make_entry_room(int run);

@@ -53,7 +53,7 @@ RequestMemory::RequestMemory(std::shared_ptr<BatchRunner> runner, const RequestP
     : runner_(std::move(runner)), prefixes_(prefixes) {}
 
 std::uint64_t RequestMemory::available() const {
-  return runner_->cache()->budget().available() + prefixes_->evictable_bytes();
+  return runner_->cache()->budget().available() + prefixes_->evictable_bytes() + runner_->draft_bytes();
 }
 
 std::uint64_t RequestMemory::estimate(const Request& request) const {

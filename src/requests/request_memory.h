@@ -20,7 +20,8 @@ class RequestMemory {
   RequestMemory(std::shared_ptr<BatchRunner> runner, const RequestPrefixes* prefixes);
 
   std::uint64_t capacity() const { return runner_->cache()->budget().capacity(); }
-  // Returns the bytes available to sequences: free ones, and those that the prefix cache can give back.
+  // Returns the bytes available to sequences: free ones, and those that the prefix cache and the draft model
+  // can give back.
   std::uint64_t available() const;
 
   // Returns the bytes of the peak of a request and of the samples still to be forked from it.

@@ -161,7 +161,7 @@ Status check_request(const LoadedModel& model, const RequestOptions& options) {
                  "and no embedding")
           .about({"quality"});
   }
-  KVASIR_RETURN_IF_ERROR(check_draft(options.generate.draft));
+  KVASIR_RETURN_IF_ERROR(check_draft(options.generate.draft, model.draft != nullptr));
   KVASIR_RETURN_IF_ERROR(apply_adapters(model.adapters, options.lora).status());
   if (options.samples < 1 || options.samples > kMostSamples)
     return invalid_argument("samples={} is outside 1 to {}", options.samples, kMostSamples).about({"samples"});

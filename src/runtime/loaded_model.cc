@@ -11,6 +11,7 @@
 #include "model/chat_template_from_gguf.h"
 #include "model/sampling_from_gguf.h"
 #include "model/vocabulary_from_gguf.h"
+#include "runtime/draft_file.h"
 #include "runtime/fingerprint.h"
 #include "runtime/token_workspace.h"
 
@@ -257,9 +258,13 @@ std::uint64_t unread_bytes(const ModelConfig& config, const Weights& weights, st
 
 }  // namespace
 
-Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
-                                                const std::function<void(std::uint64_t, std::uint64_t)>& progress,
-                                                std::span<const Family* const> known) {
+namespace {
+
+// `threads`: null: threads of its own.
+Result<std::shared_ptr<LoadedModel>> load_with(const EngineOptions& options,
+                                               const std::function<void(std::uint64_t, std::uint64_t)>& progress,
+                                               std::span<const Family* const> known,
+                                               std::shared_ptr<ThreadPool> shared_threads) {
   auto model = std::make_shared<LoadedModel>();
   model->options = options;
   if (options.threads < 0 || options.threads > 1024)
@@ -282,6 +287,8 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   chat.arguments = options.template_arguments;
   KVASIR_ASSIGN_OR_RETURN(ModelHeader header, read_model_header(file, std::move(chat), known));
   KVASIR_ASSIGN_OR_RETURN(AdapterFiles adapters, open_adapters(options.lora, header.config, header.weights));
+  if (!options.draft_model.empty())
+    KVASIR_RETURN_IF_ERROR(read_draft_file(options.draft_model, header.tokenizer->vocabulary(), known).status());
   const std::uint64_t weight_bytes = header.weight_bytes;
   model->config = std::move(header.config);
   if (options.pooling) model->config.pooling = *options.pooling;
@@ -337,7 +344,7 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
         [folder = options.demote_dir] { return create_scratch_file(folder, TransferMethod::kCaller); },
         options.demote_size);
   }
-  model->threads = std::make_unique<ThreadPool>(threads);
+  model->threads = shared_threads != nullptr ? std::move(shared_threads) : std::make_shared<ThreadPool>(threads);
   model->backend = make_cpu_backend(shape, model->kernels, model->threads.get());
   WeightFile* const packed = model->weight_file.get();
   Backend::LoadOptions memory;
@@ -354,6 +361,19 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   model->weight_bytes = weight_bytes;
   model->token_weight_bytes = weight_bytes - unread_bytes(model->config, model->weights, header.weights.parts);
   model->transformer = std::make_unique<Transformer>(&model->config, &model->weights, model->backend.get());
+  return model;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
+                                                const std::function<void(std::uint64_t, std::uint64_t)>& progress,
+                                                std::span<const Family* const> known) {
+  KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<LoadedModel> model, load_with(options, progress, known, nullptr));
+  if (options.draft_model.empty()) return model;
+  Result<std::shared_ptr<LoadedModel>> draft = load_with(draft_engine_options(options), {}, known, model->threads);
+  if (!draft.ok()) return Status(draft.status()).about({"draft_model", "draft"});
+  model->draft = std::move(*draft);
   return model;
 }
 
@@ -386,18 +406,35 @@ Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& m
   return cache;
 }
 
+namespace {
+
+// A cache with what it needs.
+struct WholeCache {
+  std::shared_ptr<LoadedModel> model;
+  std::shared_ptr<KvCache> other;  // whose budget it shares; null: none
+  std::unique_ptr<PageStore> store;
+  std::unique_ptr<KvCache> cache;
+};
+
+}  // namespace
+
 Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& model, const KvCacheShape& shape,
                                            std::uint64_t budget) {
   KVASIR_RETURN_IF_ERROR(check_kv_memory(shape, budget));
-  struct Whole {
-    std::shared_ptr<LoadedModel> model;
-    std::unique_ptr<PageStore> store;
-    std::unique_ptr<KvCache> cache;
-  };
-  auto whole = std::make_shared<Whole>();
+  auto whole = std::make_shared<WholeCache>();
   whole->model = model;
   whole->store = model->backend->new_page_store();
   KVASIR_ASSIGN_OR_RETURN(whole->cache, KvCache::create(shape, budget, whole->store.get()));
+  return std::shared_ptr<KvCache>(whole, whole->cache.get());
+}
+
+Result<std::shared_ptr<KvCache>> new_cache_within(const std::shared_ptr<LoadedModel>& model,
+                                                  const std::shared_ptr<KvCache>& other) {
+  auto whole = std::make_shared<WholeCache>();
+  whole->model = model;
+  whole->other = other;
+  whole->store = model->backend->new_page_store();
+  KVASIR_ASSIGN_OR_RETURN(whole->cache, KvCache::create(model->kv_shape, &other->budget(), whole->store.get()));
   return std::shared_ptr<KvCache>(whole, whole->cache.get());
 }
 

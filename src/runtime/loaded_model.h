@@ -37,7 +37,7 @@ struct LoadedModel {
   KvCacheShape kv_shape;
   std::vector<KvCodec> codecs;  // available to sequences, kv_shape's first
   const KernelTable* kernels = nullptr;
-  std::unique_ptr<ThreadPool> threads;  // never null
+  std::shared_ptr<ThreadPool> threads;  // never null; the draft model has the same
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<GrammarCompiler> grammars;  // of the tokenizer
   std::unique_ptr<FormatCache> formats;       // of answers by the chat template
@@ -49,6 +49,7 @@ struct LoadedModel {
   std::uint64_t token_weight_bytes = 0;  // of these, what a pass of one token reads
   std::vector<Adapter> adapters;         // loaded into the backend; only their scales may change
   std::unique_ptr<Transformer> transformer;
+  std::shared_ptr<LoadedModel> draft;           // EngineOptions::draft_model; null: none was given
   std::unique_ptr<DemotionFile> demotion_file;  // demoted pages of all sequences; null: no folder was given
 
   std::unique_ptr<ColdTier> cold_tier;  // offloaded heads of all sequences; null: no folder was given
@@ -77,6 +78,9 @@ Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& m
 // As above, only for the given shape.
 Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& model, const KvCacheShape& shape,
                                            std::uint64_t budget);
+// As above, within the budget of `other`, whose ownership the cache shares.
+Result<std::shared_ptr<KvCache>> new_cache_within(const std::shared_ptr<LoadedModel>& model,
+                                                  const std::shared_ptr<KvCache>& other);
 
 // All that a file says of its model, checked, except the weights.
 struct ModelHeader {

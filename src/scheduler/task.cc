@@ -30,8 +30,14 @@ Status check_seeds(std::uint64_t seed, int samples) {
       .about({"seed", "samples"});
 }
 
-Status check_draft(std::string_view draft) {
+Status check_draft(std::string_view draft, bool has_model) {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<DraftOptions> options, parse_draft(draft));
+  if (options && options->model && !has_model)
+    return invalid_argument(
+               "draft '{}': no draft model is loaded; name the file of a small one with --draft (run) or --draft-model "
+               "(serve)",
+               draft)
+        .about({"draft"});
   return options && !options->policy.empty() ? parse_draft_view(options->policy).status() : Status();
 }
 
@@ -73,27 +79,30 @@ void Task::draft() {
   Drafting* const drafting = generation_->drafting();
   if (drafting == nullptr || !pass_.empty() || !drafting->refused().empty()) return;
   const Sequence& sequence = *text_->sequence;
-  // A token that the grammar forces is not drawn, so the draws behind it would be others.
-  const bool by_model = !drafting->policy().empty();
-  const std::string_view refused = generation_->has_grammar() ? "the text has a grammar"
-                                   : watch_ != nullptr        ? "the text promises quality"
-                                   : by_model                 ? sequence.drafting_refused()
-                                                              : sequence.drafts_refused();
+  const std::string_view refused = watch_ != nullptr                     ? "the text promises quality"
+                                   : !drafting->options().policy.empty() ? sequence.drafting_refused()
+                                                                         : sequence.drafts_refused();
   if (!refused.empty()) return drafting->refuse(refused);
   const std::int64_t left = std::min(context_left(sequence), generation_->tokens_left()) - 1;
   const int most = sequence.most_drafts(static_cast<int>(std::min<std::int64_t>(left, kMostDrafts)));
   pass_ = {next_};
   if (most == 0) return;
-  if (by_model) return want_drafts(most);
-  const std::vector<TokenId> drafts =
+  if (drafting->options().run()) return want_drafts(most);
+  std::vector<TokenId> drafts =
       drafting->draft(replayable_ ? std::span<const TokenId>(tokens_) : std::span<const TokenId>(text_->newest), next_);
-  pass_.insert(pass_.end(), drafts.begin(), drafts.begin() + std::min<std::ptrdiff_t>(std::ssize(drafts), most));
+  drafts.resize(std::min(drafts.size(), static_cast<std::size_t>(most)));
+  drafts.resize(generation_->allowed_by_grammar(drafts));
+  pass_.insert(pass_.end(), drafts.begin(), drafts.end());
 }
 
 void Task::want_drafts(int most) {
   Drafting& drafting = *generation_->drafting();
+  if (drafting.options().model) {
+    wanted_ = std::min(drafting.wanted(), most);
+    return;
+  }
   if (!view_) {
-    const Result<DraftView> view = parse_draft_view(drafting.policy());
+    const Result<DraftView> view = parse_draft_view(drafting.options().policy);
     if (!view.ok()) return drafting.refuse("draft names no policy that the model can draft under");
     view_ = *view;
   }
@@ -115,6 +124,18 @@ Sequence::Input Task::drafting_input() const {
   input.source = Source::kGenerated;
   input.view = view_;
   return input;
+}
+
+DraftText& Task::follow_draft(const std::shared_ptr<DraftModel>& model) {
+  if (text_->draft == nullptr) text_->draft = std::make_unique<DraftText>(model);
+  text_->draft->follow(text_->newest, text_->sequence->tables().next_index(), next_);
+  return *text_->draft;
+}
+
+void Task::settle_draft() {
+  // While known tokens run again, the newest ones are not yet those of the sequence.
+  if (text_->draft != nullptr && run_ == tokens_.size() && text_->sequence != nullptr && text_->sequence->status().ok())
+    text_->draft->settle(text_->newest, text_->sequence->tables().next_index());
 }
 
 bool Task::take_draft(const StepResult& result) {

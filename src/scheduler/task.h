@@ -22,6 +22,7 @@
 
 #include "generation/generation.h"
 #include "kvasir/pooling.h"
+#include "scheduler/draft_model.h"
 #include "scheduler/row_watch.h"
 #include "sequence/step.h"
 
@@ -34,6 +35,8 @@ struct TextState {
       newest;                 // the newest tokens, oldest first: at least kMaxPenaltyWindow, or all if there are fewer
   std::vector<float> logits;  // [vocabulary] of the newest token; empty if the last text was not read to its end
   int chunk = 0;              // of prompts; 0: the policy's own
+  // What the draft model holds of it; null: none has drafted for it yet.
+  std::unique_ptr<DraftText> draft = nullptr;
 };
 
 // Returns the options with a seed: draws one if they have none.
@@ -42,8 +45,9 @@ GenerateOptions with_seed(GenerateOptions options);
 // a seed". Errors: kInvalidArgument.
 Status check_seeds(std::uint64_t seed, int samples);
 
-// Checks GenerateOptions::draft, with the policy that it may name. Errors: kInvalidArgument.
-Status check_draft(std::string_view draft);
+// Checks GenerateOptions::draft, with the policy that it may name. `has_model`: whether there is a draft model. Errors:
+// kInvalidArgument.
+Status check_draft(std::string_view draft, bool has_model);
 
 class Task : public DraftJudge {
  public:
@@ -67,11 +71,21 @@ class Task : public DraftJudge {
 
   // Returns the number of drafts that the next pass runs behind the drawn token, if it may have as many rows.
   int drafts() const { return run_ == tokens_.size() && !pass_.empty() ? static_cast<int>(pass_.size()) - 1 : 0; }
-  // Returns how many drafts the model itself should make for the next pass, by passes of drafting_input(). REQUIRES:
-  // prepare() returned true.
+  // Returns how many drafts a model should make for the next pass: the draft model, if that drafts for the task, or the
+  // model itself, by passes of drafting_input(). REQUIRES: prepare() returned true.
   int drafts_wanted() const { return run_ == tokens_.size() ? wanted_ : 0; }
+  bool wants_draft_model() const { return drafts_wanted() > 0 && generation_->drafting()->options().model; }
   // Returns the next token to run for a draft. Valid until the task changes. REQUIRES: drafts_wanted() > 0.
   Sequence::Input drafting_input() const;
+  // Returns what the draft model holds of the text, ready to read on up to the drawn token. REQUIRES:
+  // wants_draft_model().
+  DraftText& follow_draft(const std::shared_ptr<DraftModel>& model);
+  // Lets the draft model take back drafts that did not come true. Call it behind a pass.
+  void settle_draft();
+  // The newest draft, or the drawn token. REQUIRES: drafts_wanted() > 0.
+  const TokenId& newest_draft() const { return pass_.back(); }
+  // Says why no model drafts now.
+  void excuse_drafts(std::string_view why) { generation_->drafting()->excuse(why); }
   // Takes the result of such a pass. Returns whether there is a further draft to make.
   bool take_draft(const StepResult& result);
   // Ends drafting, wherever it is. The next pass runs what was drafted.
@@ -174,7 +188,7 @@ class Task : public DraftJudge {
   TokenId next_ = kNoToken;    // drawn but not run yet
   std::vector<TokenId> pass_;  // `next_` and its drafts; empty: not drafted yet
   int judged_ = 0;             // of these, those that came true in the pass that runs
-  // Of drafts that the model makes:
+  // Of drafts that a model makes:
   std::optional<DraftView> view_;
   std::optional<Generation> lookahead_;  // behind the newest draft
   int wanted_ = 0;                       // drafts to make

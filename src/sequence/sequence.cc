@@ -239,12 +239,24 @@ std::string_view Sequence::drafting_refused() const {
 
 bool Sequence::may_draft(const DraftView& view, int drafts) const {
   // The drawn token is taken back too: it must not be the first of its page.
-  return drafts > 0 && tables_.next_index() > view.tokens() && drafting_refused().empty() && tables_.shares_column();
+  return drafts > 0 && tables_.next_index() > view.tokens() && drafting_refused().empty() &&
+         (tables_.shares_column() || drafts_may_begin_pages());
 }
 
-void Sequence::take_back_drafting() {
-  if (drafting_ > 0) tables_.take_back(drafting_);
+void Sequence::take_back_drafting(int stay) {
+  KVASIR_CHECK(stay <= drafting_);
+  if (drafting_ > stay) tables_.take_back(drafting_ - stay);
   drafting_ = 0;
+  if (stay == 0) return;
+  chunk_ = {tables_.next_index() - stay, stay, false, 0};
+  count_seen(policy_->bound().value_or(std::numeric_limits<std::int64_t>::max()));
+  bytes_peak_ = bytes_peak();
+  prune();
+}
+
+// Under a bound, or with sliding windows, a page that begins early would be one more than was planned.
+bool Sequence::drafts_may_begin_pages() const {
+  return !policy_->bound() && shape_.window == 0 && shape_.windows.empty() && tables_.may_take_back_columns();
 }
 
 int Sequence::most_drafts(int wanted) const {
@@ -254,6 +266,7 @@ int Sequence::most_drafts(int wanted) const {
   if (policy_->traits().positions == PositionMode::kAuto && before >= 0)
     wanted = static_cast<int>(std::min<std::int64_t>(wanted, before));
   wanted = std::min(wanted, chunk_rows(*policy_, std::min(wanted + 1, kFewRows)) - 1);
+  if (const int room = tables_.room(); room > 0 && !drafts_may_begin_pages()) wanted = std::min(wanted, room - 1);
   return tables_.room_to_take_back(wanted);
 }
 

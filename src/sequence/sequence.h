@@ -116,8 +116,9 @@ class Sequence {
   // with Input::view. Why it never may: drafting_refused(). REQUIRES: drafts <= most_drafts(drafts).
   bool may_draft(const DraftView& view, int drafts) const;
   std::string_view drafting_refused() const;
-  // Takes back the rows of all passes with Input::view since the last call: they leave no trace.
-  void take_back_drafting();
+  // Ends the passes with Input::view since the last call: their first `stay` rows become a chunk of generated tokens,
+  // the others leave no trace. REQUIRES: stay is 0, or the view is what the policy keeps, as a range.
+  void take_back_drafting(int stay = 0);
 
   // Ok, or why the sequence cannot go on: the policy cannot serve the model, or a pass was abandoned halfway. The
   // sequence may then only be looked at and destroyed.
@@ -182,6 +183,7 @@ class Sequence {
   void count_seen(std::int64_t most);
   void prune();
   PassPlan plan_drafting(const DraftView& view) const;
+  bool drafts_may_begin_pages() const;
 
   std::shared_ptr<LoadedModel> model_;
   std::shared_ptr<KvCache> cache_;

@@ -250,7 +250,7 @@ Result<GenerateResult> SessionImpl::generate(const GenerateOptions& options,
   return when_loaded([&]() -> Result<GenerateResult> {
     KVASIR_RETURN_IF_ERROR(validate(options, model_->config.vocabulary));
     KVASIR_RETURN_IF_ERROR(check_forced_texts(options, 1));
-    KVASIR_RETURN_IF_ERROR(check_draft(options.draft));
+    KVASIR_RETURN_IF_ERROR(check_draft(options.draft, model_->draft != nullptr));
     KVASIR_RETURN_IF_ERROR(check_continuable());
 
     const std::int64_t prompt_tokens = std::exchange(unreported_, 0);
@@ -312,7 +312,7 @@ Result<std::vector<GenerateResult>> SessionImpl::sample(
     KVASIR_RETURN_IF_ERROR(validate(options, model_->config.vocabulary));
     KVASIR_RETURN_IF_ERROR(check_width("samples", count));
     KVASIR_RETURN_IF_ERROR(check_forced_texts(options, count));
-    KVASIR_RETURN_IF_ERROR(check_draft(options.draft));
+    KVASIR_RETURN_IF_ERROR(check_draft(options.draft, model_->draft != nullptr));
     KVASIR_RETURN_IF_ERROR(check_continuable());
     const Generation first = new_generation(options);
     const std::uint64_t seed = first.state().sampler.options.seed;
@@ -333,6 +333,7 @@ Result<std::vector<BeamResult>> SessionImpl::beam_search(const BeamOptions& opti
     const BeamSearchOptions search{options.width, options.length_penalty, options.max_tokens, options.ignore_eos};
     KVASIR_RETURN_IF_ERROR(validate(search));
     KVASIR_RETURN_IF_ERROR(check_continuable());
+    runner_->drop_drafts();
     KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> root, text_.sequence->fork());
     KVASIR_ASSIGN_OR_RETURN(
         const std::vector<Beam> beams,

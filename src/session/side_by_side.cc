@@ -26,6 +26,7 @@ Status run_samples(BatchRunner& runner, std::span<Task> tasks, std::span<TextSta
         running.push_back(s);
       }
     }
+    if (!turns.empty()) runner.make_room(turns);
     while (!turns.empty() && !runner.plan(turns).fits) {
       const std::size_t newest = running.back();
       tasks[newest].finish(FinishReason::kKvMemory);
@@ -57,6 +58,7 @@ Result<std::vector<GenerateResult>> sample_side_by_side(
   for (std::size_t s = 0; s < texts.size(); ++s) {
     KVASIR_ASSIGN_OR_RETURN(texts[s].sequence, text.sequence->fork());
     texts[s].logits = text.logits;
+    texts[s].newest = text.newest;
     Generation generation = first;
     if (s > 0) generation.become(s, seed + s);
     tasks.emplace_back(&texts[s], std::vector<TokenId>(), std::move(generation));

@@ -99,7 +99,8 @@ TEST(PageTable, TokensTakenBackLeaveNoTrace) {
       int taken = 0;
       for (int token = 0; token < 300; ++token) {
         draw = draw * 1664525 + 1013904223;
-        const int drafts = drafted.room_to_take_back(static_cast<int>(draw >> 16) % 9);
+        const int in_column = drafted.room() > 0 ? drafted.room() - 1 : 15;
+        const int drafts = drafted.room_to_take_back(std::min(static_cast<int>(draw >> 16) % 9, in_column));
         const int right = drafts > 0 ? static_cast<int>(draw >> 8 & 0xff) % (drafts + 1) : 0;
         ASSERT_TRUE(drafted.append(1 + drafts).ok());
         if (drafts > right) drafted.take_back(drafts - right);
@@ -117,6 +118,43 @@ TEST(PageTable, TokensTakenBackLeaveNoTrace) {
       }
       EXPECT_GT(taken, 100);
     }
+  }
+}
+
+// Tokens taken back give back the columns that they began; only the arrays may stay longer.
+TEST(PageTable, TokensTakenBackGiveTheirColumnsBack) {
+  for (const bool lists : {false, true}) {
+    const KvCacheShape shape{.layers = 1, .kv_heads = 2, .page = {.head_dim = 32, .slots = 16}};
+    SequenceLayout layout;
+    layout.table.lists = lists;
+    const std::uint64_t memory = KvCache::cost(shape, layout, 60);
+    const auto drafting = std::move(*KvCache::create(shape, memory)),
+               plain = std::move(*KvCache::create(shape, memory));
+    KvSequence drafted = drafting->new_sequence(layout), alone = plain->new_sequence(layout);
+    ASSERT_TRUE(drafted.may_take_back_columns());
+    std::uint32_t draw = 3;
+    int given_back = 0;
+    for (int pass = 0; pass < 100; ++pass) {
+      draw = draw * 1664525 + 1013904223;
+      const int drafts = static_cast<int>(draw >> 16) % 40;
+      const int right = drafts > 0 ? static_cast<int>(draw >> 8 & 0xff) % std::min(drafts + 1, 10) : 0;
+      // One by one, as a model drafts, or together.
+      if (draw >> 31 != 0) {
+        for (int i = 0; i <= drafts; ++i) ASSERT_TRUE(drafted.append(1).ok());
+      } else {
+        ASSERT_TRUE(drafted.append(1 + drafts).ok());
+      }
+      const std::uint64_t before = drafting->pool().in_use();
+      drafted.take_back(drafts - right);
+      given_back += before > drafting->pool().in_use() ? 1 : 0;
+      ASSERT_TRUE(alone.append(1 + right).ok());
+      ASSERT_EQ(test::retained_ids(drafted.only_table()), test::retained_ids(alone.only_table()));
+      ASSERT_EQ(drafting->pool().in_use(), plain->pool().in_use());
+      const KvSequence* all[] = {&drafted};
+      drafting->check_invariants(all);
+      if (alone.next_index() > 800) break;
+    }
+    EXPECT_GT(given_back, 20);
   }
 }
 

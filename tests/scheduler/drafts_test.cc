@@ -2,77 +2,10 @@
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
-#include "planning/memory_plan.h"
-#include "scheduler/batch_runner.h"
-#include "sequence/crowd.h"
+#include "scheduler/drafted.h"
 
 namespace kvasir::test {
 namespace {
-
-// A prompt and its continuation, in passes of up to eight rows.
-struct Drafted {
-  Drafted(const std::shared_ptr<LoadedModel>& model, const std::string& policy, const std::string& draft,
-          float temperature, int tokens = 90)
-      : runner(model, *new_cache(model, std::uint64_t{1} << 26)),
-        options{.max_tokens = tokens, .ignore_eos = true, .sampling = {.temperature = temperature, .seed = 7}} {
-    // Few words, which come again and again, so that what followed before is often right.
-    options.allowed_tokens = {20, 21, 22};
-    for (int i = 0; i < 66; ++i) prompt.push_back(20 + i % 11 + (i > 40 ? i % 3 : 0));
-    options.draft = draft;
-    options.logprobs = 1;
-    text.chunk = 20;
-    text.sequence = std::make_unique<Sequence>(model, runner.cache(), std::move(*make_policy(policy)));
-    task.emplace(&text, prompt, Generation(*model->tokenizer, options, {}, prompt));
-    while (task->prepare()) {
-      const Status status = runner.pass(*task);
-      ++passes;
-      EXPECT_TRUE(status.ok()) << status.message();
-      if (!status.ok()) return;
-      shown += task->take_text();
-    }
-    EXPECT_TRUE(task->status().ok()) << task->status().message();
-  }
-
-  BatchRunner runner;
-  GenerateOptions options;
-  std::vector<TokenId> prompt;
-  TextState text;
-  std::optional<Task> task;
-  int passes = 0;
-  std::string shown;
-};
-
-void expect_same(Drafted& drafted, Drafted& plain) {
-  EXPECT_EQ(drafted.shown, plain.shown);
-  EXPECT_EQ(drafted.text.newest, plain.text.newest);
-  EXPECT_TRUE(same_bits(drafted.text.logits, plain.text.logits));
-  const GenerateResult a = drafted.task->generation().result(), b = plain.task->generation().result();
-  EXPECT_EQ(a.finish_reason, b.finish_reason);
-  ASSERT_EQ(a.choices.size(), b.choices.size());
-  for (std::size_t i = 0; i < a.choices.size(); ++i) {
-    EXPECT_EQ(a.choices[i].token.id, b.choices[i].token.id);
-    EXPECT_EQ(a.choices[i].token.log_probability, b.choices[i].token.log_probability);
-  }
-  EXPECT_EQ(drafted.runner.cache()->budget().used(), plain.runner.cache()->budget().used());
-  const std::uint64_t peak = drafted.runner.cache()->budget().peak();
-  const RetentionPolicy& policy = drafted.text.sequence->policy();
-  if (policy.traits().compacts) {
-    // The state of the policy grows some tokens ahead, within what is planned.
-    const MemoryRequest request{66 + a.tokens, 66, drafted.text.chunk, 1};
-    EXPECT_LE(peak, plan_kv_memory(drafted.text.sequence->shape(), policy, request).bytes);
-  } else {
-    EXPECT_EQ(peak, plain.runner.cache()->budget().peak());
-  }
-  SequenceRunner one(std::move(drafted.text.sequence)), other(std::move(plain.text.sequence));
-  const KvSequence* all[] = {&one.sequence()};
-  drafted.runner.cache()->check_invariants(all, one.whole().state_bytes());
-  EXPECT_EQ(kept_by(one.sequence()), kept_by(other.sequence()));
-  EXPECT_EQ(one.counters().kept_max, other.counters().kept_max);
-  EXPECT_EQ(one.counters().seen_least, other.counters().seen_least);
-  EXPECT_EQ(one.counters().first_dropped, other.counters().first_dropped);
-  const auto more = random_tokens(25, crowd_spec().vocab, 9);
-  EXPECT_TRUE(same_bits(all_logits(one, more, 7), all_logits(other, more, 7)));
-}
 
 struct Tally {
   std::int64_t came_true = 0;  // drafts
@@ -82,13 +15,14 @@ struct Tally {
 
 // Compares texts with and without drafts under every policy and codec, greedy and sampled. Where drafts are refused,
 // the report says why, and none runs.
-void expect_no_changed_bit(const std::string& draft, Tally& tally) {
+void expect_no_changed_bit(const std::string& draft, Tally& tally, const std::string& draft_model = "") {
   const TemporaryFile file(make_random_model(crowd_spec()));
   for (const char* type : {"f16", "q4", "k=q8,v=q2,recent=20"}) {
     for (const std::string& policy : all_policies_in_use()) {
       for (const float temperature : {0.0F, 0.3F}) {
         SCOPED_TRACE(fmt::format("{} {} {}", policy, type, temperature));
-        const auto model = load(file.path(), {.threads = 1, .kv_type = type, .page_slots = 16});
+        const auto model =
+            load(file.path(), {.draft_model = draft_model, .threads = 1, .kv_type = type, .page_slots = 16});
         Drafted plain(model, policy, "", temperature), drafted(model, policy, draft, temperature);
         EXPECT_FALSE(plain.task->generation().result().draft.has_value());
         const auto report = drafted.task->generation().result().draft;
@@ -156,13 +90,134 @@ TEST(Drafts, OfTheModelSeeWhatTheViewHolds) {
 
 TEST(Drafts, OfTheModelNameAPolicyByRange) {
   for (const char* spec : {"", "off", "ngram", "policy:streaming:cap=512", "policy:window:size=64"})
-    EXPECT_TRUE(check_draft(spec).ok()) << spec << check_draft(spec).message();
+    EXPECT_TRUE(check_draft(spec, false).ok()) << spec << check_draft(spec, false).message();
   for (const char* spec :
        {"policy", "policy:", "policy:full", "policy:h2o:budget=64", "policy:snapkv:budget=64", "policy:streaming:cap=x",
         "policy:nothing", "policy:streaming:cap=64,realign=rotate,demote=q8"}) {
-    const Status status = check_draft(spec);
+    const Status status = check_draft(spec, false);
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << spec;
     EXPECT_NE(status.message(), "") << spec;
+  }
+}
+
+// A smaller model with the tokens of crowd_spec(). Its context is shorter than the texts, so that it drops tokens too.
+RandomModelSpec draft_spec() {
+  RandomModelSpec spec = crowd_spec();
+  spec.layers = 1;
+  spec.d = 32;
+  spec.heads = 2;
+  spec.kv_heads = 1;
+  spec.ffn = 64;
+  spec.context = 80;
+  spec.seed = 5;
+  return spec;
+}
+
+TEST(Drafts, OfADraftModelChangeNoBit) {
+  const TemporaryFile draft(make_random_model(draft_spec()));
+  Tally tally;
+  ASSERT_NO_FATAL_FAILURE(expect_no_changed_bit("model", tally, draft.path()));
+  EXPECT_GT(tally.came_true, 50);
+  EXPECT_GT(tally.wrong, 50);
+  EXPECT_GT(tally.refused, 20);
+}
+
+// A draft model that is the model itself is always right, as it follows the text to the bit.
+TEST(Drafts, OfTheSameModelAllComeTrue) {
+  const TemporaryFile file(make_random_model(crowd_spec()));
+  const auto model = load(file.path(), {.draft_model = file.path(), .threads = 1, .kv_type = "f16"});
+  for (const float temperature : {0.0F, 0.8F}) {
+    Drafted plain(model, "full", "", temperature, 80), drafted(model, "full", "model", temperature, 80);
+    const auto report = drafted.task->generation().result().draft;
+    EXPECT_GT(report->drafted, 20);
+    EXPECT_EQ(report->came_true, report->drafted);
+    ASSERT_NO_FATAL_FAILURE(expect_same(drafted, plain));
+  }
+}
+
+// The draft model's cache takes what was planned, to the byte, once it has read as much of the text.
+TEST(Drafts, OfADraftModelTakeWhatIsPlanned) {
+  const TemporaryFile file(make_random_model(crowd_spec())), small(make_random_model(draft_spec()));
+  for (const std::string& path : {file.path(), small.path()}) {
+    const auto model = load(file.path(), {.draft_model = path, .threads = 1, .page_slots = 16});
+    Drafted drafted(model, "full", "model:most=2", 0, 10);
+    DraftText& text = *drafted.text.draft;
+    const std::int64_t tokens = text.sequence()->tables().next_index();
+    EXPECT_GT(tokens, 66);
+    EXPECT_EQ(drafted.runner.draft_bytes(),
+              plan_draft_texts(model->draft->kv_shape, model->draft->config.context, tokens, 1).bytes);
+    const KvCache& cache = drafted.runner.draft_model()->cache();
+    const KvSequence* all[] = {&text.sequence()->tables()};
+    cache.check_invariants(
+        all, drafted.runner.cache()->budget().used() - drafted.runner.draft_bytes() + text.sequence()->state_bytes());
+  }
+}
+
+// Where texts need the memory, the draft model gives it back, and the text is the same.
+TEST(Drafts, OfADraftModelGiveWay) {
+  const TemporaryFile file(make_random_model(crowd_spec()));
+  const auto model = load(file.path(), {.draft_model = file.path(), .threads = 1, .kv_type = "f16", .page_slots = 16});
+  Drafted plain(model, "full", "", 0);
+  const std::uint64_t needed = plain.runner.cache()->budget().peak();
+  std::int64_t drafted_in_all = 0;
+  for (int part = 0; part <= 4; ++part) {
+    const std::uint64_t memory = needed + needed * static_cast<std::uint64_t>(part) / 4;
+    Drafted tight(model, "full", "model", 0, 90, "", memory);
+    EXPECT_EQ(tight.shown, plain.shown);
+    EXPECT_EQ(tight.text.newest, plain.text.newest);
+    EXPECT_TRUE(same_bits(tight.text.logits, plain.text.logits));
+    EXPECT_LE(tight.runner.cache()->budget().peak(), memory);
+    drafted_in_all += tight.task->generation().result().draft->drafted;
+  }
+  EXPECT_GT(drafted_in_all, 20);
+}
+
+// A model of other tokens is refused when it is opened, in one line that names what differs.
+TEST(Drafts, OfADraftModelNeedTheSameVocabulary) {
+  const auto refusal = [](const RandomModelSpec& spec) {
+    const TemporaryFile file(make_random_model(crowd_spec())), draft(make_random_model(spec));
+    const auto loaded = load_model({.model = file.path(), .draft_model = draft.path(), .threads = 1}, {});
+    EXPECT_FALSE(loaded.ok());
+    return loaded.status();
+  };
+  RandomModelSpec spec = draft_spec();
+  spec.vocab = 330;
+  EXPECT_EQ(refusal(spec).message(),
+            "the draft model has 330 tokens, the model 300, and they must have one vocabulary; take a smaller model of "
+            "the same family");
+  spec = draft_spec();
+  spec.vocabulary = invented_vocabulary(spec.vocab);
+  spec.vocabulary->pieces[290] = "other";
+  EXPECT_EQ(refusal(spec).code(), StatusCode::kInvalidArgument);
+  EXPECT_TRUE(refusal(spec).message().starts_with("token 290 is 'other' in the draft model and '"));
+  const TemporaryFile file(make_random_model(crowd_spec()));
+  EXPECT_EQ(load_model({.model = file.path(), .draft_model = "missing.gguf", .threads = 1}, {}).status().code(),
+            StatusCode::kNotFound);
+}
+
+// Drafts of each kind under a grammar, which some of them break.
+TEST(Drafts, UnderAGrammarChangeNoBit) {
+  const TemporaryFile file(make_random_model(crowd_spec()));
+  const auto model = load(file.path(), {.draft_model = file.path(), .threads = 1, .page_slots = 16});
+  for (const char* draft : {"ngram:match=1", "policy:streaming:sinks=2,window=20", "model"}) {
+    std::int64_t came_true = 0, wrong = 0;
+    for (const char* policy : {"full", "streaming:sinks=4,window=40"}) {
+      for (const char* regex : {"(ab|ba|cab){40}", "[a-d]{70}", "(the fox and the well: [a-z]{3}, ){6}"}) {
+        for (const float temperature : {0.0F, 0.9F}) {
+          SCOPED_TRACE(fmt::format("{} {} {} {}", draft, policy, regex, temperature));
+          Drafted plain(model, policy, "", temperature, 90, regex),
+              drafted(model, policy, draft, temperature, 90, regex);
+          const auto report = drafted.task->generation().result().draft;
+          EXPECT_EQ(report->refused, "");
+          EXPECT_EQ(plain.passes - drafted.passes, report->came_true);
+          came_true += report->came_true;
+          wrong += report->drafted - report->came_true;
+          ASSERT_NO_FATAL_FAILURE(expect_same(drafted, plain));
+        }
+      }
+    }
+    EXPECT_GT(came_true, 50) << draft;
+    EXPECT_GT(wrong, 10) << draft;
   }
 }
 

@@ -10,6 +10,7 @@
 #include "base/system_memory.h"
 #include "base/thread_pool.h"
 #include "cli/command.h"
+#include "cli/models/draft_plan.h"
 #include "gguf/reader.h"
 #include "offload/follower_heads.h"
 #include "planning/cache_sizing.h"
@@ -35,6 +36,7 @@ struct PlanOptions {
   std::string kv_type = "auto";
   std::string isa = "auto";
   std::string policy;
+  std::string draft;
   std::string demote;
   std::uint64_t memory = 0;
   bool json = false;
@@ -57,7 +59,7 @@ struct RunDecision {
   Status refusal;      // ok: it would run
 };
 
-// `weight_bytes`: with the adapters.
+// `weight_bytes`: with the adapters and the draft model.
 RunDecision decide(const PlanOptions& options, const std::optional<PolicySpec>& asked, const ModelConfig& config,
                    const BackendShape& sizes, const KvCacheShape& shape, std::uint64_t weight_bytes,
                    std::int64_t prompt) {
@@ -128,7 +130,11 @@ Status plan(PlanOptions options) {
   // `run` holds the tokenizer too, which counts if the address space is limited.
   std::optional<Result<ModelHeader>> held;
   if (options.memory == 0 && address_space_is_limited()) held.emplace(read_model_header(file));
-  RunDecision decision = decide(options, asked, config, sizes, shape, weight_bytes + adapters.bytes(), prompt);
+  KVASIR_ASSIGN_OR_RETURN(
+      const DraftPlan draft,
+      plan_draft_model({options.draft, options.page_slots, usable_cores(), context, options.batch}, file));
+  RunDecision decision =
+      decide(options, asked, config, sizes, shape, weight_bytes + adapters.bytes() + draft.weights, prompt);
   // Reads no tensor data: compares where tensors end with the file's size.
   if (const Status whole = gguf::File::open(options.model).status(); !whole.ok()) decision.refusal = whole;
   for (const AdapterFile& adapter : options.lora)
@@ -141,10 +147,11 @@ Status plan(PlanOptions options) {
   const int rows = static_cast<int>(std::min<std::int64_t>(chunk, context));
   const std::uint64_t workspace =
       cpu_workspace_bytes(sizes, plan_workspace(shape, *policy, kv, rows, options.batch), usable_cores());
-  const std::uint64_t total =
-      weight_bytes + adapters.bytes() + kv.bytes + kv.batch_bytes + kv.offload_buffer_bytes + workspace;
-  const std::uint64_t one_sequence = (kv.bytes + kv.batch_bytes) / static_cast<std::uint64_t>(options.batch);
-  const std::uint64_t others = weight_bytes + adapters.bytes() + workspace;
+  const std::uint64_t total = weight_bytes + adapters.bytes() + kv.bytes + kv.batch_bytes + kv.offload_buffer_bytes +
+                              workspace + draft.weights + draft.kv.bytes + draft.workspace;
+  const std::uint64_t one_sequence =
+      (kv.bytes + kv.batch_bytes + draft.kv.bytes) / static_cast<std::uint64_t>(options.batch);
+  const std::uint64_t others = weight_bytes + adapters.bytes() + workspace + draft.weights + draft.workspace;
   const std::uint64_t fit = options.memory > others ? (options.memory - others) / one_sequence : 0;
   if (policy->context_use() == ContextUse::kNone)
     note_beyond_context(policy->traits().spec, kv.tokens_seen_max, config.context, "would see");
@@ -176,6 +183,9 @@ Status plan(PlanOptions options) {
              {"weight_bytes", weight_bytes},
              {"adapter_bytes", adapters.bytes()},
              {"workspace_bytes", workspace},
+             {"draft_weight_bytes", draft.weights},
+             {"draft_kv_bytes", draft.kv.bytes},
+             {"draft_workspace_bytes", draft.workspace},
              {"swap_buffer_bytes", SpillFile::kBufferBytes},
              {"prefix_buffer_bytes", PrefixTiers::kMostBufferBytes},
              {"total_bytes", total},
@@ -234,6 +244,13 @@ Status plan(PlanOptions options) {
   out += fmt::format("  weights      {:>10}\n", human_bytes(weight_bytes));
   if (!options.lora.empty())
     out += fmt::format("  adapters     {:>10}   ({} bytes)\n", human_bytes(adapters.bytes()), adapters.bytes());
+  if (!options.draft.empty())
+    out += fmt::format(
+        "  draft model  {:>10}   of weights ({} bytes)\n"
+        "  draft KV     {:>10}   ({} bytes at most; part of --kv-memory, given up whenever texts need it)\n"
+        "  draft passes {:>10}   (about)\n",
+        human_bytes(draft.weights), draft.weights, human_bytes(draft.kv.bytes), draft.kv.bytes,
+        human_bytes(draft.workspace));
   out += fmt::format("  workspace    {:>10}   (about)\n  total        {:>10}\n", human_bytes(workspace),
                      human_bytes(total));
   out +=
@@ -281,6 +298,8 @@ void add_plan(CLI::App& program, Outcome& outcome) {
       ->envname("KVASIR_ISA");
   add_policy_option(*command, options->policy, "Retention policy; default: streaming with the trained context as cap")
       ->envname("KVASIR_KV");
+  command->add_option("--draft", options->draft, "GGUF file of a small model that drafts, as for 'kvasir run'")
+      ->type_name("FILE");
   command->add_option("--demote", options->demote, "Where what the policy of --kv drops goes, as for 'kvasir run'");
   add_bytes_option(*command, "--memory", options->memory, "Memory there is in all: says what fits");
   command->add_flag("--json", options->json, "One JSON object on standard output");

@@ -322,7 +322,7 @@ void add_run(CLI::App& program, Outcome& outcome) {
                    "Tokens kept: the size of the policy of --kv, else of streaming; 0: the trained context")
       ->capture_default_str();
   command->add_flag("--ignore-eos", options->generate.ignore_eos, "Go on when the model ends its text");
-  add_draft_option(*command, options->generate.draft);
+  add_draft_option(*command, options->generate.draft, options->engine.draft_model);
   command
       ->add_option("--stop", options->generate.stop,
                    "End before this string, in which \\n, \\t, \\r, \\\\ and \\xHH are escapes; may be repeated")

@@ -11,12 +11,14 @@
 #include "base/system_memory.h"
 #include "base/thread_pool.h"
 #include "cli/command.h"
+#include "cli/models/draft_plan.h"
 #include "gguf/reader.h"
 #include "model/sampling_from_gguf.h"
 #include "planning/cache_sizing.h"
 #include "planning/memory_plan.h"
 #include "prefix_store/prefix_tiers.h"
 #include "runtime/loaded_model.h"
+#include "scheduler/draft_model.h"
 #include "tiers/spill_file.h"
 
 namespace kvasir::cli {
@@ -67,9 +69,16 @@ Result<PlannedModel> plan_served_model(const ModelSettings& settings, std::uint6
   sizes.adapter_ranks = adapters.ranks();
 
   const int threads = options.threads > 0 ? options.threads : usable_cores();
+  KVASIR_ASSIGN_OR_RETURN(const DraftPlan draft,
+                          plan_draft_model({options.draft_model, options.page_slots, threads,
+                                            kMostDraftTokens + kDraftRows, sequences_of(settings)},
+                                           file));
+  planned.summary.draft_weight_bytes = draft.weights;
+  planned.size.weights += draft.weights;
   const std::uint64_t machine = memory_for_run(threads);
   const std::uint64_t bound = memory == 0 ? machine : memory;
-  const std::uint64_t fixed = planned.size.weights + buffers_of(options);
+  const std::uint64_t of_drafts = options.kv_memory > 0 ? 0 : draft.kv.bytes;
+  const std::uint64_t fixed = planned.size.weights + buffers_of(options) + of_drafts;
   if (fixed >= bound)
     return exhausted("its weights take {}, and the memory left for it is {}; raise --memory or use a smaller model",
                      human_bytes(planned.size.weights), human_bytes(bound))
@@ -85,9 +94,9 @@ Result<PlannedModel> plan_served_model(const ModelSettings& settings, std::uint6
       conditions.others.push_back(std::move(other));
     }
   KVASIR_ASSIGN_OR_RETURN(const CacheSize several, size_cache(conditions, spec, sequences_of(settings)));
-  planned.size.workspace =
-      buffers_of(options) + workspace_of(config, sizes, shape, *several.policy, several.chunk, threads);
-  planned.size.kv = several.bytes;
+  planned.size.workspace = buffers_of(options) + draft.workspace +
+                           workspace_of(config, sizes, shape, *several.policy, several.chunk, threads);
+  planned.size.kv = several.bytes + of_drafts;
   if (options.kv_memory > 0) return planned;
   const std::uint64_t others = planned.size.weights + planned.size.workspace;
   if (shared) {

@@ -392,7 +392,8 @@ void add_serve(CLI::App& program, Outcome& outcome) {
       ->check(CLI::Range(1e-6, 1.0));
   command->add_option("--min-p", options->model.min_p, "Their min_p; default: the model's own, else 0.05")
       ->check(CLI::Range(0.0, 1.0));
-  add_draft_option(*command, options->model.draft);
+  add_draft_option(*command, options->model.draft, options->model.engine.draft_model);
+  add_draft_model_option(*command, options->model.engine.draft_model);
   add_pooling_option(*command, options->model.engine);
   command->add_option("--host", options->host, "Address to listen on")->capture_default_str();
   command->add_option("--port", options->port, "Port; 0: any that is free")
@@ -467,8 +468,8 @@ void add_serve(CLI::App& program, Outcome& outcome) {
         "--demote-dir", "--demote-size", "--prefix-dir", "--prefix-disk", "--redis", "--redis-password-file",
         "--redis-ttl", "--chunk", "--chat-template", "--template-arg"}},
       {"Scheduling",
-       {"--max-batch", "--draft", "--max-itl", "--stop-mark", "--preempt-mark", "--admission", "--queue",
-        "--queue-timeout"}},
+       {"--max-batch", "--draft", "--draft-model", "--max-itl", "--stop-mark", "--preempt-mark", "--admission",
+        "--queue", "--queue-timeout"}},
       {"KV events", {"--kv-events", "--kv-events-replay", "--kv-events-topic"}}};
   for (const auto& [group, members] : groups)
     for (const char* option : members) command->get_option(option)->group(group);

@@ -22,6 +22,7 @@
 #include "hub/resolve.h"
 #include "model/keys.h"
 #include "retention/policy_spec.h"
+#include "scheduler/task.h"
 
 namespace kvasir::cli {
 namespace {
@@ -53,13 +54,20 @@ Result<std::string> find_file(const std::string& typed, bool offline) {
   return hub::resolve_model(typed, environment, watch ? watch->options() : hub::PullOptions());
 }
 
+// Removes what belongs to the model of -m alone: its adapters, and the model that drafts for it.
+void clear_own(ModelSettings& settings) {
+  settings.engine.lora.clear();
+  if (!settings.engine.draft_model.empty() && !check_draft(settings.draft, false).ok()) settings.draft.clear();
+  settings.engine.draft_model.clear();
+}
+
 // Reads one table [[models]].
 Result<ModelChoice> read_model_table(const ModelSources& sources, const std::vector<server::ConfigValue>& table,
                                      const ModelSettings& common) {
   ModelChoice choice;
   choice.settings = common;
   ModelSettings& settings = choice.settings;
-  settings.engine.lora.clear();  // adapters are of one model
+  clear_own(settings);
   std::string typed;
   CLI::App options;
   options.add_option("--name", choice.name)->type_name("NAME");
@@ -76,7 +84,8 @@ Result<ModelChoice> read_model_table(const ModelSources& sources, const std::vec
   options.add_option("--temp", settings.temperature)->check(CLI::Range(0.0, 100.0))->type_name("FLOAT");
   options.add_option("--top-p", settings.top_p)->check(CLI::Range(1e-6, 1.0))->type_name("FLOAT");
   options.add_option("--min-p", settings.min_p)->check(CLI::Range(0.0, 1.0))->type_name("FLOAT");
-  add_draft_option(options, settings.draft);
+  add_draft_option(options, settings.draft, settings.engine.draft_model);
+  add_draft_model_option(options, settings.engine.draft_model);
   add_pooling_option(options, settings.engine);
   options.add_option("--max-batch", settings.batch)->check(in_range(1, 64))->type_name("INT");
   apply_config(options, sources.tables.file, table);
@@ -112,7 +121,7 @@ Status add_folder(const std::string& folder, const ModelSettings& common, std::v
   for (const std::string& path : paths) {
     ModelChoice choice;
     choice.settings = common;
-    choice.settings.engine.lora.clear();
+    clear_own(choice.settings);
     choice.asked = false;
     choice.settings.engine.model = path;
     if (fs::is_directory(path, error)) {
@@ -143,7 +152,7 @@ void add_pulled(const ModelSettings& common, std::vector<ModelChoice>& models) {
     if (!local.whole || (local.where != "hub" && local.where != "kvasir")) continue;
     ModelChoice choice;
     choice.settings = common;
-    choice.settings.engine.lora.clear();
+    clear_own(choice.settings);
     choice.asked = false;
     choice.settings.engine.model = local.path;
     choice.name = model_title(local.name, local.path);
@@ -181,6 +190,7 @@ std::uint64_t memory_bound_of(const ModelSources& sources, std::size_t models) {
 
 // Moves settings of their own form into the engine's options.
 Status finish_settings(ModelSettings& settings) {
+  KVASIR_RETURN_IF_ERROR(check_draft(settings.draft, !settings.engine.draft_model.empty()));
   KVASIR_RETURN_IF_ERROR(apply_demote(settings.demote, settings.policy, settings.engine));
   for (const std::string& list : settings.kv_types)
     for (std::string& codec : split_codecs(list)) settings.engine.kv_types.push_back(std::move(codec));
@@ -262,6 +272,10 @@ Result<ModelSet> list_models(const ModelSources& sources, const ModelSettings& c
                "--name is for the model of -m, and there is none; models of a folder have the names of "
                "their files, those of [[models]] each a 'name'")
         .about({"name"});
+  if (common.engine.model.empty() && !common.engine.draft_model.empty())
+    return invalid_argument(
+               "a draft model is for the model of -m, and there is none; a table [[models]] names that of its model")
+        .about({"draft_model", "draft"});
   if (common.engine.model.empty() && !common.engine.lora.empty())
     return invalid_argument(
                "--lora is for the model of -m, and there is none; a table [[models]] names the adapters of its model")

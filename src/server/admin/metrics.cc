@@ -313,12 +313,15 @@ void MetricsImpl::add_cache(Page& page, const EngineReport& engine) const {
   if (options_.vllm) page.info("cache_config_info", kHelp, config, kTheirs);
   page.own_gauge("adapter_bytes", "Memory of LoRA adapters, beside the KV budget",
                  static_cast<double>(engine.adapter_bytes));
+  page.own_gauge("draft_weight_bytes", "Memory of the draft model's weights, beside the KV budget",
+                 static_cast<double>(engine.draft_weight_bytes));
   page.own_gauge("kv_budget_bytes", "KV memory there may be", budget);
   page.own_gauge("kv_used_bytes", "KV memory in use, each shared page once", static_cast<double>(engine.cache.bytes));
   page.own_gauge("kv_peak_bytes", "Most KV memory there ever was", static_cast<double>(engine.cache.bytes_peak));
   page.own_gauge("kv_request_bytes", "KV memory that requests hold", requests);
   page.own_gauge("kv_prefix_bytes", "KV memory that the prefix cache holds alone",
                  static_cast<double>(engine.prefix_bytes));
+  page.own_gauge("kv_draft_bytes", "KV memory that the draft model holds", static_cast<double>(engine.draft_bytes));
   CounterBy in_use, allocated;
   for (const KvPageReport& form : engine.pages) {
     in_use.add(form.form, static_cast<double>(form.bytes));

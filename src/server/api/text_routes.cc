@@ -155,6 +155,8 @@ Result<std::string> plan(const Served& model, const Exchange& exchange) {
   request.codec = options.codec;
   request.quality = options.quality;
   request.tenant = exchange.caller.tenant_number;
+  KVASIR_RETURN_IF_ERROR(read_field(json, "draft", request.draft));
+  if (request.draft.empty()) request.draft = model.defaults.draft;
   KVASIR_RETURN_IF_ERROR(read_whole(json, "prompt_tokens", 1, kMostGenerated, request.prompt));
   KVASIR_RETURN_IF_ERROR(read_whole(json, "max_tokens", 0, kMostGenerated, request.max_tokens));
   KVASIR_RETURN_IF_ERROR(read_whole(json, "n", 1, kMostSamples, request.samples));
@@ -208,6 +210,7 @@ Result<std::string> plan(const Served& model, const Exchange& exchange) {
                   {"offload_file_bytes", plan.offload_file_bytes},
                   {"quality_bytes", plan.quality_bytes},
                   {"kv_bytes", plan.bytes},
+                  {"draft_kv_bytes", plan.draft_bytes},
                   {"kv_exact", plan.exact},
                   {"kv_bytes_per_token", plan.bytes_per_token},
                   {"kv_budget", plan.budget},

@@ -85,6 +85,7 @@ Json memory_of(const EngineReport& engine, const SequenceList& own, bool sees_al
   memory["used"] = engine.cache.bytes;
   memory["requests"] = engine.request_bytes;
   memory["prefix"] = engine.prefix_bytes;
+  memory["drafts"] = engine.draft_bytes;
   memory["peak"] = engine.cache.bytes_peak;
   return memory;
 }

@@ -353,7 +353,7 @@ void ModelDesk::loaded(Model& model, Result<std::unique_ptr<Engine>> engine) {
 
 Status ModelDesk::begin_serving(Model& model, std::unique_ptr<Engine> engine) {
   if (options_.prepare) KVASIR_RETURN_IF_ERROR(options_.prepare(model.index, *engine));
-  model.entry.size.weights = engine->model().weight_bytes;
+  model.entry.size.weights = engine->model().weight_bytes + engine->model().draft_weight_bytes;
   for (const AdapterSummary& adapter : engine->model().adapters) model.entry.size.weights += adapter.bytes;
   model.entry.size.kv = engine->cache().budget;
   model.served = std::make_unique<Served>(std::move(engine), model.entry.defaults,

@@ -33,7 +33,7 @@ namespace kvasir::server {
 
 // Bytes that a loaded model takes.
 struct ModelSize {
-  std::uint64_t weights = 0;    // with those of adapters
+  std::uint64_t weights = 0;    // with those of adapters and of a draft model
   std::uint64_t kv = 0;         // the whole KV memory, used or not
   std::uint64_t workspace = 0;  // of forward passes, about
 
