@@ -20,7 +20,9 @@ bool names_file(const std::string& text) {
 
 void add_draft_option(CLI::App& command, std::string& draft, std::string& model) {
   const auto known = [](std::string& text) {
-    return names_file(text) ? std::string() : check_draft(text, true).message();
+    const Status status = check_draft(text, true);
+    return status.ok() || names_file(text) ? std::string()
+                                           : status.message() + "; the file of a draft model ends in .gguf";
   };
   const auto read = [&draft, &model](const std::string& text) {
     draft = names_file(text) ? "model" : text;

@@ -16,6 +16,9 @@ TEST(Drafting, ReadsItsOptions) {
   EXPECT_EQ((*parse_draft("ngram:match=2,most=4"))->match, 2);
   EXPECT_EQ((*parse_draft("ngram:most=4"))->most, 4);
   EXPECT_EQ((*parse_draft("policy:streaming:cap=5"))->policy, "streaming:cap=5");
+  EXPECT_TRUE((*parse_draft("model"))->model);
+  EXPECT_EQ((*parse_draft("model:most=4"))->most, 4);
+  EXPECT_FALSE((*parse_draft("ngram"))->run());
   for (const char* wrong : {"n", "ngram:", "ngram:x=1", "ngram:most=0", "ngram:most=8", "ngram:match=17", "ngram:most",
                             "ngram:most=", "ngram:most=3x", "ngram,most=3", "on", "policy", "policy:"}) {
     if (std::string_view(wrong) == "ngram:") continue;

@@ -107,18 +107,21 @@ TEST(Requests, MemoryTooSmallForAllAtOnce) {
   EXPECT_GT(preempted, policies / 2) << "of " << policies;
 }
 
-// Any mixture, any memory, cancelled at any time.
+// Any mixture, any memory, cancelled at any time; with a draft model, whose cache gives way.
 TEST(Requests, ACrowdInLittleMemoryLosesNothing) {
   const TemporaryFile file(make_random_model(crowd_spec()));
-  const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
-  std::int64_t preempted = 0;
-  for (std::uint64_t seed = 0; seed < 6; ++seed) {
+  const auto plain = load(file.path(), {.threads = 1, .page_slots = 16});
+  const auto drafting = load(file.path(), {.draft_model = file.path(), .threads = 1, .page_slots = 16});
+  std::int64_t preempted = 0, drafted = 0;
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    const auto& model = seed < 4 ? plain : drafting;
     std::mt19937_64 random(seed);
     std::vector<RequestOptions> requests;
     std::uint64_t most = 0;
     for (int i = 0; i < 40; ++i) {
       requests.push_back(random_request(random, policies_for_requests(), 60));
       if (seed % 2 == 0) requests.back().samples = 1;
+      if (seed >= 4 && i % 3 != 0) requests.back().generate.draft = "model";
       most = std::max(most, alone(model, requests.back()).kv.bytes_peak);
     }
     // Shared pages must be copied before some passes: a request of samples needs up to twice its own.
@@ -136,8 +139,10 @@ TEST(Requests, ACrowdInLittleMemoryLosesNothing) {
     desk.expect_all_as_alone(cancelled);
     EXPECT_GT(cancelled.size(), 0u);
     preempted += desk.queue().counters().preempted;
+    if (seed >= 4) drafted += desk.queue().counters().drafted_tokens;
   }
   EXPECT_GT(preempted, 5);
+  EXPECT_GT(drafted, 100);
 }
 
 TEST(Requests, ACancelledOneGivesBackItsPagesAndLeavesOthersAlone) {

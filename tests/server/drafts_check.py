@@ -106,6 +106,26 @@ def check_model(kvasir, model, larger):
         assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "GGUF" in refused.stderr, refused
 
 
+def check_run(kvasir, model, larger):
+    """`run` writes the same text, log-probabilities and cache, whoever drafts."""
+    for more in ((), ("--temp", "0.8"), ("--kv", "streaming:cap=64"), ("--kv", "snapkv:budget=64,window=8"),
+                 ("--kv-type", "q4"), ("--samples", "3"), ("--regex", "[a-z ,.]{90}")):
+        command = [kvasir, "run", "-m", larger, "--raw", "-p", TALE * 6, "-n", "100", "--json", "--logprobs", "1", "--temp",
+                   "0", "--seed", "5", *more]
+        if more[:1] == ("--temp",) or more[:1] == ("--samples",):
+            command = [part for at, part in enumerate(command) if part != "--temp" and command[at - 1] != "--temp"] + ["--temp", "0.8"]
+        got = [json.loads(subprocess.check_output(command + draft, stderr=subprocess.DEVNULL))
+               for draft in ([], ["--draft", model])]
+        for field in ("text", "logprobs", "tokens", "finish_reason"):
+            assert got[0].get(field) == got[1].get(field), (more, field)
+        for field in ("policy", "seen", "kept", "kept_max", "bytes"):
+            assert got[0]["kv"][field] == got[1]["kv"][field], (more, field)
+        if "samples" in got[0]:
+            assert [s["text"] for s in got[0]["samples"]] == [s["text"] for s in got[1]["samples"]], more
+        else:
+            assert got[1]["draft"]["drafted"] > 0, (more, got[1]["draft"])
+
+
 def check_crowd(server, draft="ngram:match=1"):
     """Requests side by side, some with drafts, have the answers that they have alone."""
     bodies = [{"prompt": TALE * (1 + i % 4), "seed": i, "temperature": 0.5, **({"draft": draft} if i % 3 == 1 else {"draft": "policy:streaming:cap=24"} if i % 3 else {})} for i in range(12)]
@@ -150,6 +170,7 @@ def main(kvasir, model, larger):
         assert "draft" not in answer(server, draft="off")["kv"]
         server.end()
     check_model(kvasir, model, larger)
+    check_run(kvasir, model, larger)
 
 
 if __name__ == "__main__":
