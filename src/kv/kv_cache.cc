@@ -256,10 +256,10 @@ double dead_share(const KvSequence& sequence) {
   return written > 0 ? static_cast<double>(dead) / static_cast<double>(written) : 0;
 }
 
-KvSequence::Room KvSequence::plan_append(int tokens) const {
+KvSequence::Room KvSequence::plan_append(int tokens, int of_chunk) const {
   Room room;
   for (const PageTable& table : tables_) {
-    room.append += table.memory().plan_append(tokens).bytes;
+    room.append += table.memory().plan_append(tokens, of_chunk).bytes;
     room.reserve += table.memory().sharing_reserve(tokens > 0);
   }
   if (tokens > 0) room.append += states_.untaken();
@@ -292,13 +292,13 @@ TableColumns::Encodings encodings(const KvSequence& sequence) {
   return all;
 }
 
-Status KvSequence::append(int tokens) {
-  const Room room = plan_append(tokens);
+Status KvSequence::append(int tokens, int of_chunk) {
+  const Room room = plan_append(tokens, of_chunk);
   if (const MemoryBudget& budget = tables_.front().pages().pool().budget();
       room.append + room.reserve > budget.available())
     return kv_memory_full(budget, room.append + room.reserve);
   if (tokens > 0) KVASIR_RETURN_IF_ERROR(states_.take());
-  for (PageTable& table : tables_) KVASIR_RETURN_IF_ERROR(table.append(tokens));
+  for (PageTable& table : tables_) KVASIR_RETURN_IF_ERROR(table.append(tokens, of_chunk));
   return {};
 }
 

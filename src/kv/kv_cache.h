@@ -16,6 +16,7 @@
 #include "kv/layer_states.h"
 #include "kv/page_pool.h"
 #include "kv/page_table.h"
+#include "kv/query_turn.h"
 
 namespace kvasir {
 
@@ -67,6 +68,8 @@ struct KvCacheShape {
   // sequences have pages of one format.
   int long_shift = 0;
   bool long_rotation = false;  // the rotations in place are those of its page and of `rotations`
+  QueryTurns turns;            // of the governed layers; of sequences without long_rotation
+  QueryTurns long_turns;       // of the others; null: there are none
   int query_heads = 0;         // of a governed layer; pages do not depend on it, observations of policies do
 
   KvCodec codec() const {
@@ -137,7 +140,8 @@ class KvSequence {
     std::uint64_t append = 0;
     std::uint64_t reserve = 0;
   };
-  Room plan_append(int tokens) const;
+  Room plan_append(int tokens, int of_chunk) const;
+  Room plan_append(int tokens) const { return plan_append(tokens, tokens); }
   // The states of the layers without lanes.
   LayerStates& states() { return states_; }
   const LayerStates& states() const { return states_; }
@@ -160,7 +164,9 @@ class KvSequence {
 
   // Makes room for `tokens` tokens in every table, if the budget also has room for what a plan applied afterwards may
   // take. Succeeds whole or leaves no trace. Errors: kResourceExhausted.
-  Status append(int tokens);
+  Status append(int tokens) { return append(tokens, tokens); }
+  // As above, for a part of a chunk of `of_chunk` tokens.
+  Status append(int tokens, int of_chunk);
   // The least PageTable::room_to_take_back of all tables; 0 where layers have states, which cannot go back.
   int room_to_take_back(int tokens) const;
   // Returns whether take_back may give back columns that the tokens began (PageTable::may_take_back_columns).

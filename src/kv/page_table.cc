@@ -19,11 +19,11 @@ void PageTable::reserve_columns(std::int64_t columns) {
   KVASIR_CHECK(charge_.try_resize(bytes));
 }
 
-Status PageTable::append(int tokens) {
+Status PageTable::append(int tokens, int of_chunk) {
   KVASIR_CHECK(tokens > 0 && seals_.all().empty());
   TableTokens& t = tokens_;
   TableColumns& columns = t.columns;
-  const TableMemory::AppendPlan plan = memory().plan_append(tokens);
+  const TableMemory::AppendPlan plan = memory().plan_append(tokens, of_chunk);
   FreshPages fresh = pages().fresh();
   const auto lanes = static_cast<std::uint64_t>(pages().lanes());
   const MemoryBudget& budget = pages().pool().budget();

@@ -74,7 +74,9 @@ class PageTable {
   std::uint64_t bytes() const { return charge_.bytes(); }  // charged for the arrays: TableMemory::bytes_at
 
   // Makes room for `tokens` tokens behind the newest. Succeeds whole or leaves no trace. Errors: kResourceExhausted.
-  Status append(int tokens);
+  Status append(int tokens) { return append(tokens, tokens); }
+  // As above, for a part of a chunk of `of_chunk` tokens, all of which may move between runs once it has run.
+  Status append(int tokens, int of_chunk);
   // Returns how many tokens, at most `tokens`, may be appended together with the next one so that they can be taken
   // back. Where pages are encoded they share its column, and no column is sealed for them.
   int room_to_take_back(int tokens) const;

@@ -86,7 +86,7 @@ void TableMemory::plan_spares(int tokens, AppendPlan* plan) const {
   plan->spares = plan->open_spares + static_cast<int>(std::max<std::int64_t>(needed - open - held, 0));
 }
 
-TableMemory::AppendPlan TableMemory::plan_append(int tokens) const {
+TableMemory::AppendPlan TableMemory::plan_append(int tokens, int of_chunk) const {
   AppendPlan plan;
   if (tokens == 0) return plan;
   const PageTableLayout& layout = columns_.layout();
@@ -106,7 +106,7 @@ TableMemory::AppendPlan TableMemory::plan_append(int tokens) const {
     });
     for (TokenIndex last = next + room + slots - 1; layout.first_reader(last) <= newest; last += slots) ++plan.sealed;
   }
-  if (tokens_.runs.size() > 1) plan_spares(tokens, &plan);
+  if (tokens_.runs.size() > 1) plan_spares(std::max(tokens, of_chunk), &plan);
   plan.columns += plan.spares;
   plan.pages += static_cast<std::uint64_t>(plan.columns + plan.seals) * lanes;
   if (layout.encoded())

@@ -42,7 +42,9 @@ class TableMemory {
     std::uint64_t sealed_pages = 0;  // pages to allocate that are encoded
     std::uint64_t bytes = 0;         // of pages and arrays together
   };
-  AppendPlan plan_append(int tokens) const;
+  // `of_chunk`: the tokens of the chunk that `tokens` are of, all of which may move between runs once it has run.
+  AppendPlan plan_append(int tokens, int of_chunk) const;
+  AppendPlan plan_append(int tokens) const { return plan_append(tokens, tokens); }
 
   // The most bytes that apply or compact may take for copies of shared pages and for fresh pages; 0 for ranges.
   // `append_first`: an append comes before, which copies a shared open page itself. O(open columns).

@@ -166,7 +166,7 @@ Sequence::PassPlan Sequence::plan_pass(const Input& input) const {
   } else if (input.logits == Logits::kLast && last) {
     plan.logits = 1;
   }
-  const KvSequence::Room room = tables_.plan_append(plan.rows);
+  const KvSequence::Room room = tables_.plan_append(plan.rows, plan.chunk.rows);
   const OffloadedTokens::Room offloaded = offloaded_.plan(tables_, plan.chunk, plan.rows);
   plan.state = plan.begins_chunk ? most_state(plan.chunk) : state_.bytes();
   plan.bytes = room.append + offloaded.bytes + (plan.state > state_.bytes() ? plan.state - state_.bytes() : 0);
@@ -196,7 +196,7 @@ Status Sequence::make_room(const PassPlan& plan) {
   if (!state_.try_resize(plan.state)) return refuse(kv_memory_full(cache_->budget(), plan.state - state));
   FollowerHeads* const followers = offloaded_.followers();
   Status status = followers != nullptr ? followers->make_room(plan.chunk) : Status();
-  if (status.ok()) status = tables_.append(plan.rows);
+  if (status.ok()) status = tables_.append(plan.rows, plan.chunk.rows);
   if (!status.ok()) {
     KVASIR_CHECK(state_.try_resize(state));
     return refuse(std::move(status));

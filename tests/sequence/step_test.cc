@@ -7,12 +7,12 @@
 namespace kvasir::test {
 namespace {
 
-// Every policy, and mixtures of them, at 1 to 16 sequences in a pass.
+// Every policy, and mixtures of them, at 1 to 16 sequences in a pass and more.
 TEST(StepThreads, ACrowdHasTheBitsOfEachAlone) {
   const TemporaryFile file(make_random_model(crowd_spec()));
   for (const int threads : {1, 3}) {
     const auto model = load(file.path(), {.threads = threads, .page_slots = 16});
-    for (const std::size_t crowd : {std::size_t{1}, std::size_t{2}, std::size_t{5}, std::size_t{16}}) {
+    for (const std::size_t crowd : {std::size_t{1}, std::size_t{2}, std::size_t{5}, std::size_t{18}}) {
       Crowd world(model, all_policies_in_use(), 17 * crowd + static_cast<std::size_t>(threads));
       world.run(crowd, crowd == 1 ? 100 : crowd == 2 ? 400 : 200);
       if (HasFatalFailure()) return;
@@ -22,7 +22,7 @@ TEST(StepThreads, ACrowdHasTheBitsOfEachAlone) {
       EXPECT_GT(world.events.split, 10);
       EXPECT_GT(world.events.forks, 0);
       EXPECT_GT(world.events.cancelled, 0);
-      if (crowd == 16) {
+      if (crowd == 18) {
         EXPECT_GE(world.events.most, 16u);
       }
     }
@@ -67,6 +67,26 @@ TEST(Step, EveryFamily) {
     world.run(4, 40);
     if (HasFatalFailure()) return;
     EXPECT_GT(world.events.mixed, 5);
+  }
+}
+
+// A chunk that runs in several passes hands all its tokens on at once.
+TEST(Step, AChunkInSeveralPassesHasRoomForAllThatMoves) {
+  const TemporaryFile file(make_random_model(crowd_spec()));
+  for (const char* type : {"f16", "q8"}) {
+    const auto model = load(file.path(), {.threads = 1, .kv_type = type, .page_slots = 16});
+    for (const char* spec : {"cascade:size=64,n=2,sinks=0,accept=1", "cascade:size=160,n=4,sinks=2,accept=1",
+                             "cascade:size=240,n=3,sinks=1,accept=2"}) {
+      SCOPED_TRACE(std::string(type) + " " + spec);
+      std::vector<float> whole;
+      for (const int rows : {1000, 1, 7}) {
+        SequenceRunner runner(model, *new_cache(model, std::uint64_t{1} << 28), *make_policy(spec));
+        runner.set_most_rows(rows);
+        const std::vector<float> logits = run_text(runner, Text(200, 9, 1), 100);
+        if (whole.empty()) whole = logits;
+        EXPECT_TRUE(same_bits(logits, whole)) << rows;
+      }
+    }
   }
 }
 
