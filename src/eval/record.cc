@@ -67,6 +67,16 @@ class Recorder final : public RowObserver, public ReadsKv {
   Status status_;
 };
 
+Status write_turns(const std::vector<QueryTurn>& turns, const AttentionTraceWriter& writer) {
+  for (std::size_t layer = 0; layer < turns.size(); ++layer) {
+    std::vector<float> row = {turns[layer].scale, turns[layer].magnitude};
+    row.insert(row.end(), turns[layer].frequencies.begin(), turns[layer].frequencies.end());
+    row.resize(static_cast<std::size_t>(writer.shape().of(TraceArray::kTurns)[3]));  // layers may turn fewer pairs
+    KVASIR_RETURN_IF_ERROR(writer.write_row(TraceArray::kTurns, static_cast<std::int64_t>(layer), 0, 0, row));
+  }
+  return {};
+}
+
 }  // namespace
 
 Status check_record_options(const LoadedModel& model, std::int64_t tokens, const ObservedTextOptions& options) {
@@ -82,6 +92,8 @@ TraceShape trace_shape(const LoadedModel& model, std::int64_t tokens, bool with_
   if (with_keys) {
     shape.kv_heads = governed.kv_heads;
     shape.head_dim = governed.head_dim;
+    for (const QueryTurn& turn : *model.kv_shape.turns)
+      shape.frequencies = std::max(shape.frequencies, std::ssize(turn.frequencies));
   }
   return shape;
 }
@@ -90,6 +102,7 @@ Result<ObservedText> record_attention(const std::shared_ptr<LoadedModel>& model,
                                       const ObservedTextOptions& options, AttentionTraceWriter& writer,
                                       const Progress& progress) {
   KVASIR_RETURN_IF_ERROR(check_record_options(*model, static_cast<std::int64_t>(text.size()), options));
+  if (writer.shape().has_turns()) KVASIR_RETURN_IF_ERROR(write_turns(*model->kv_shape.turns, writer));
   Recorder recorder(&writer);
   Result<ObservedText> result = read_observed(model, text, options, recorder, progress);
   KVASIR_RETURN_IF_ERROR(recorder.status());

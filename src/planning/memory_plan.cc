@@ -147,7 +147,8 @@ KvMemory plan_group(const KvCacheShape& shape, const RetentionPolicy& policy, co
   // With encoded pages, a table that was run gives both the most and the least. The table may be longer at the end than
   // when its pages take most.
   memory.exact = !policy.traits().compacts && !policy.traits().demotion && policy.as<ObservesMasses>() == nullptr &&
-                 policy.as<ReadsKv>() == nullptr && policy.as<SumsQueries>() == nullptr &&
+                 policy.as<ReadsKv>() == nullptr && policy.as<ReadsHeldKv>() == nullptr &&
+                 policy.as<SumsQueries>() == nullptr &&
                  !(shape.page.encoded() && shape.window > 0 && !policy.bound()) &&
                  (!shape.page.encoded() || (peak.least == bytes_of_pages(shape, peak.sealed, peak.open) &&
                                             arrays_of(peak.columns_then) == arrays_of(peak.columns)));

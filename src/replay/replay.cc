@@ -47,6 +47,60 @@ Status stopped() {
   return Status(StatusCode::kCancelled, "stopped");
 }
 
+// Copies keys and values of tokens from a recording.
+class TraceKv {
+ public:
+  TraceKv(const AttentionTrace& trace, const TableLayout& layout) : trace_(trace), layout_(layout) {}
+
+  // Valid until the next call.
+  ChunkKv read(int table, std::span<const TokenIndex> tokens, bool keys, bool values) {
+    const auto dim = static_cast<std::size_t>(layout_.head_dim);
+    copy(TraceArray::kKeys, table, tokens, keys ? dim : 0, keys_);
+    copy(TraceArray::kValues, table, tokens, values ? dim : 0, values_);
+    copy(TraceArray::kRotations, table, tokens, 1, turns_);
+    rotations_.assign(turns_.begin(), turns_.end());
+    return {layout_.lanes, static_cast<int>(tokens.size()), layout_.head_dim, keys_, values_, rotations_};
+  }
+
+ private:
+  void copy(TraceArray array, int table, std::span<const TokenIndex> tokens, std::size_t size, std::vector<float>& to) {
+    to.resize(static_cast<std::size_t>(layout_.lanes) * tokens.size() * size);
+    std::span<float> rest = to;
+    for (int lane = table * layout_.lanes; lane < (table + 1) * layout_.lanes && size > 0; ++lane)
+      for (const TokenIndex token : tokens) {
+        trace_.read(array, lane / trace_.shape().kv_heads, lane % trace_.shape().kv_heads, token, rest.first(size));
+        rest = rest.subspan(size);
+      }
+  }
+
+  const AttentionTrace& trace_;
+  const TableLayout& layout_;
+  std::vector<float> keys_, values_, turns_;
+  std::vector<std::int64_t> rotations_;
+};
+
+// What a table holds, as recorded.
+class RecordedHeldKv final : public HeldKv {
+ public:
+  RecordedHeldKv(TraceKv& recorded, int table, std::span<const TokenIndex> tokens)
+      : recorded_(recorded), table_(table), tokens_(tokens) {}
+
+  std::int64_t tokens() const override { return std::ssize(tokens_); }
+  void visit(Sides sides, const Visit& visit) override {
+    constexpr std::size_t kBlock = 256;
+    for (std::size_t first = 0; first < tokens_.size(); first += kBlock) {
+      const auto block = tokens_.subspan(first, std::min(kBlock, tokens_.size() - first));
+      visit({static_cast<std::int64_t>(first), 0,
+             recorded_.read(table_, block, sides != Sides::kValues, sides != Sides::kKeys)});
+    }
+  }
+
+ private:
+  TraceKv& recorded_;
+  int table_;
+  std::span<const TokenIndex> tokens_;
+};
+
 class Replay {
  public:
   Replay(const AttentionTrace& trace, RetentionPolicy& policy, const ReplayOptions& options)
@@ -55,6 +109,7 @@ class Replay {
         observer_(policy.as<ObservesMasses>()),
         unread_(policy.as<LeavesUnread>()),
         kv_(policy.as<ReadsKv>()),
+        held_(policy.as<ReadsHeldKv>()),
         queries_(policy.as<SumsQueries>()),
         options_(options) {
     const std::int64_t kv_heads = replayed_kv_heads(trace, options);
@@ -64,6 +119,7 @@ class Replay {
     layout_.heads = static_cast<int>(trace.heads()) / layout_.per_layer;
     layout_.lanes = static_cast<int>(trace.layers() * kv_heads) / layout_.tables();
     layout_.head_dim = static_cast<int>(trace.shape().head_dim);
+    if (scope != PolicyScope::kSequence) layout_.turns = trace.turns();
     tables_.resize(static_cast<std::size_t>(layout_.tables()));
     tallies_.resize(static_cast<std::size_t>(trace.layers() * layout_.per_layer));
     prunes_.resize(static_cast<std::size_t>(trace.layers()));
@@ -93,6 +149,7 @@ class Replay {
   void show_row(const PolicyChunk& chunk, int index, int row, int seen);
   void show_queries(const PolicyChunk& chunk);
   void show_kv(const PolicyChunk& chunk);
+  void show_held(const PolicyChunk& chunk);
   void end_chunk(const PolicyChunk& chunk, int index);
   void finish_chunk(const PolicyChunk& chunk, int index);
   void count_steps(const PolicyChunk& chunk);
@@ -112,7 +169,8 @@ class Replay {
   RetentionPolicy& policy_;
   ObservesMasses* observer_;    // null: the policy ignores attention
   const LeavesUnread* unread_;  // null: its rows read all
-  ReadsKv* kv_;                 // null: it reads neither keys nor values
+  ReadsKv* kv_;                 // null: it reads neither keys nor values of a chunk
+  ReadsHeldKv* held_;           // null: it reads neither keys nor values of what is held
   SumsQueries* queries_;        // null: it does not look at queries
   const ReplayOptions& options_;
   TableLayout layout_;
@@ -217,24 +275,19 @@ void Replay::show_queries(const PolicyChunk& chunk) {
 }
 
 void Replay::show_kv(const PolicyChunk& chunk) {
-  const auto dim = static_cast<std::size_t>(layout_.head_dim), rows = static_cast<std::size_t>(chunk.rows);
-  const std::int64_t kv_heads = trace_.shape().kv_heads;
-  std::vector<float> keys, values, turns;
-  std::vector<std::int64_t> rotations;
+  std::vector<TokenIndex> tokens(static_cast<std::size_t>(chunk.rows));
+  std::iota(tokens.begin(), tokens.end(), chunk.first);
+  TraceKv recorded(trace_, layout_);
+  for (int index = 0; index < layout_.tables(); ++index)
+    kv_->read_kv(chunk, index, recorded.read(index, tokens, kv_->wants_keys(), kv_->wants_values()));
+}
+
+void Replay::show_held(const PolicyChunk& chunk) {
+  TraceKv recorded(trace_, layout_);
   for (int index = 0; index < layout_.tables(); ++index) {
-    const auto read = [&](TraceArray array, std::size_t size, bool wanted, std::vector<float>& out) {
-      out.resize(wanted ? static_cast<std::size_t>(layout_.lanes) * rows * size : 0);
-      for (std::size_t at = 0; at < out.size(); at += size) {
-        const std::int64_t lane = std::int64_t{index} * layout_.lanes + static_cast<std::int64_t>(at / size / rows);
-        trace_.read(array, lane / kv_heads, lane % kv_heads, chunk.first + static_cast<std::int64_t>(at / size % rows),
-                    std::span(out).subspan(at, size));
-      }
-    };
-    read(TraceArray::kKeys, dim, kv_->wants_keys(), keys);
-    read(TraceArray::kValues, dim, kv_->wants_values(), values);
-    read(TraceArray::kRotations, 1, true, turns);
-    rotations.assign(turns.begin(), turns.end());
-    kv_->read_kv(chunk, index, {layout_.lanes, chunk.rows, layout_.head_dim, keys, values, rotations});
+    if (!held_->wants_held(chunk, index)) continue;
+    RecordedHeldKv kv(recorded, index, table(index).tokens);
+    held_->read_held(chunk, index, kv);
   }
 }
 
@@ -325,6 +378,7 @@ Result<ReplayResult> Replay::run(const AttentionTrace::Progress& progress) {
     for (int index = 0; index < layout_.tables(); ++index) KVASIR_RETURN_IF_ERROR(observe(chunk, index, progress));
     if (queries_ != nullptr) show_queries(chunk);
     if (kv_ != nullptr) show_kv(chunk);
+    if (held_ != nullptr) show_held(chunk);
     for (int index = 0; index < layout_.tables(); ++index) end_chunk(chunk, index);
     for (int index = 0; index < layout_.tables(); ++index) finish_chunk(chunk, index);
     count_steps(chunk);
@@ -365,10 +419,17 @@ Status check_replayable(const AttentionTrace& trace, const RetentionPolicy& poli
                "policy",
                spec)
         .about({"policy"});
-  if (policy.as<ReadsKv>() == nullptr && policy.as<SumsQueries>() == nullptr) return {};
+  if (policy.as<ReadsKv>() == nullptr && policy.as<ReadsHeldKv>() == nullptr && policy.as<SumsQueries>() == nullptr)
+    return {};
   if (!trace.shape().has_kv())
     return unsupported(
                "policy '{}' reads keys, values or queries, and '{}' has attention alone; record the text again with "
+               "'kvasir record --with-keys'",
+               spec, trace.path())
+        .about({"policy"});
+  if (policy.as<SumsQueries>() != nullptr && policy.as<ReadsHeldKv>() != nullptr && !trace.shape().has_turns())
+    return unsupported(
+               "policy '{}' needs the angles of the model's positions, and '{}' has none; record the text again with "
                "'kvasir record --with-keys'",
                spec, trace.path())
         .about({"policy"});

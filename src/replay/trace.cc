@@ -37,6 +37,7 @@ std::array<std::int64_t, 4> TraceShape::of(TraceArray array) const {
     case TraceArray::kWeights: return {layers, heads, tokens, tokens};
     case TraceArray::kRotations: return {layers, kv_heads, tokens, 1};
     case TraceArray::kQueries: return {layers, heads, tokens, head_dim};
+    case TraceArray::kTurns: return {layers, 1, 1, 2 + frequencies};
     default: return {layers, kv_heads, tokens, head_dim};
   }
 }
@@ -80,12 +81,14 @@ Result<AttentionTrace> AttentionTrace::parse(std::span<const std::byte> bytes, s
 Status AttentionTrace::parse_kv(std::span<const std::byte> bytes) {
   if (bytes.front() != std::byte{0x93})
     return data_loss("'{}' is damaged: {} too many behind the array", path_, counted(std::ssize(bytes), "byte"));
-  for (int i = 1; i < kTraceArrays; ++i) {
+  for (int i = 1; i < kTraceArrays && !(bytes.empty() && TraceArray{i} == TraceArray::kTurns); ++i) {
     KVASIR_ASSIGN_OR_RETURN(const NpyHeader header, parse_npy_header(bytes, path_));
     if (i == 1 && header.shape.size() == 4) {
       shape_.kv_heads = header.shape[1];
       shape_.head_dim = header.shape[3];
     }
+    if (TraceArray{i} == TraceArray::kTurns && header.shape.size() == 4)
+      shape_.frequencies = std::clamp<std::int64_t>(header.shape[3] - 2, 0, shape_.head_dim / 2);
     const std::array<std::int64_t, 4> expected = shape_.of(TraceArray{i});
     if (!std::ranges::equal(header.shape, expected) || header.data_bytes == 0 || shape_.heads % shape_.kv_heads != 0)
       return unsupported("'{}': array {} has the shape {}, which does not go with attention of {}", path_, i + 1,
@@ -122,6 +125,17 @@ void AttentionTrace::read(TraceArray array, std::int64_t layer, std::int64_t hea
   if (!floats.empty())
     std::memcpy(floats.data(), data_[static_cast<std::size_t>(array)].data() + first * sizeof(float),
                 floats.size_bytes());
+}
+
+QueryTurns AttentionTrace::turns() const {
+  if (!shape_.has_turns()) return nullptr;
+  std::vector<QueryTurn> turns;
+  std::vector<float> row(static_cast<std::size_t>(shape_.of(TraceArray::kTurns)[3]));
+  for (std::int64_t layer = 0; layer < layers(); ++layer) {
+    read(TraceArray::kTurns, layer, 0, 0, row);
+    turns.push_back({{row.begin() + 2, row.end()}, row[1], row[0]});
+  }
+  return std::make_shared<const std::vector<QueryTurn>>(std::move(turns));
 }
 
 Status AttentionTrace::check_row(std::int64_t layer, std::int64_t head, std::int64_t row,

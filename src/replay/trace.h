@@ -1,12 +1,13 @@
 // Recorded attention: the softmax weights of every layer and query head on a text of T tokens, as a NumPy file of
 // float32, C order, shape [layers, heads, T, T]. Row t is a softmax over tokens 0 to t, followed by zeros.
 //
-// A recording may also have what policies read besides attention. Four more arrays then follow in the same file, each
+// A recording may also have what policies read besides attention. Five more arrays then follow in the same file, each
 // with a header of its own (numpy.load reads the first one; on an open file each call reads the next):
 //   keys       [layers, KV heads, T, D]  as a policy is shown them (ChunkKv, retention/capabilities.h)
 //   values     [layers, KV heads, T, D]
 //   rotations  [layers, KV heads, T, 1]  ChunkKv::rotations
 //   queries    [layers, heads, T, D]     before rotation and scaling
+//   turns      [layers, 1, 1, 2 + F]     QueryTurn: scale, magnitude, F frequencies; old recordings lack it
 //
 // The reader maps the file and copies one row at a time; the writer fills a sparse file row by row. Neither holds the
 // array in memory. Thread-safety: the reader's const members from any thread; the writer from one.
@@ -20,6 +21,7 @@
 #include <string>
 
 #include "base/mapped_file.h"
+#include "kv/query_turn.h"
 #include "kvasir/status.h"
 #include "replay/npy.h"
 
@@ -28,8 +30,8 @@ namespace kvasir {
 inline constexpr std::int64_t kMostTraceTokens = 2048;
 
 // The arrays of a file, in order.
-enum class TraceArray : int { kWeights, kKeys, kValues, kRotations, kQueries };
-inline constexpr int kTraceArrays = 5;
+enum class TraceArray : int { kWeights, kKeys, kValues, kRotations, kQueries, kTurns };
+inline constexpr int kTraceArrays = 6;
 
 // Sizes of a recording, from which those of its arrays follow.
 struct TraceShape {
@@ -38,9 +40,11 @@ struct TraceShape {
   std::int64_t tokens = 0;
   std::int64_t kv_heads = 0;  // 0: the recording has attention alone
   std::int64_t head_dim = 0;
+  std::int64_t frequencies = -1;  // of a layer; -1: there are no turns
 
   bool has_kv() const { return kv_heads > 0; }
-  int arrays() const { return has_kv() ? kTraceArrays : 1; }
+  bool has_turns() const { return has_kv() && frequencies >= 0; }
+  int arrays() const { return has_kv() ? kTraceArrays - (has_turns() ? 0 : 1) : 1; }
   // [layers, heads, tokens, floats of a row]
   std::array<std::int64_t, 4> of(TraceArray array) const;
   // Bytes of all arrays without headers. REQUIRES: they fit 63 bits.
@@ -62,6 +66,9 @@ class AttentionTrace {
   std::int64_t layers() const { return shape_.layers; }
   std::int64_t heads() const { return shape_.heads; }
   std::int64_t tokens() const { return shape_.tokens; }
+
+  // Returns how queries meet keys in each layer; null: the recording does not say.
+  QueryTurns turns() const;
 
   // Receives units of work done and in total; returns false to stop.
   using Progress = std::function<bool(std::int64_t done, std::int64_t total)>;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,6 +14,7 @@
 #include "backend/mass_reduction.h"
 #include "base/hash.h"
 #include "kv/keep_plan.h"
+#include "kv/query_turn.h"
 #include "kvasir/status.h"
 #include "retention/budget.h"
 
@@ -26,6 +28,7 @@ struct TableLayout {
   int heads = 1;      // query heads of one table; of scope kSequence, those of one layer
   int lanes = 1;      // KV heads of one table; of scope kSequence, those of all layers
   int head_dim = 0;   // of a key and of a value; 0: not known, and neither is shown
+  QueryTurns turns;
 
   int tables() const { return layers * per_layer; }
   bool operator==(const TableLayout&) const = default;
@@ -140,6 +143,39 @@ class ReadsKv : public Capability {
  private:
   bool keys_;
   bool values_;
+};
+
+// Keys and values of all tokens that a table holds, read from the pages block by block.
+class HeldKv {
+ public:
+  struct Block {
+    std::int64_t first = 0;   // tokens held before row 0
+    std::int64_t origin = 0;  // of the block's frame: a key's position is its rotation and this
+    ChunkKv kv;
+  };
+  using Visit = std::function<void(const Block& block)>;
+  enum class Sides { kKeys, kValues, kBoth };
+
+  virtual ~HeldKv() = default;
+  virtual std::int64_t tokens() const = 0;
+  // Visits all tokens in order of index. May be called several times.
+  virtual void visit(Sides sides, const Visit& visit) = 0;
+
+ protected:
+  HeldKv() = default;
+  HeldKv(const HeldKv&) = default;
+  HeldKv& operator=(const HeldKv&) = default;
+};
+
+// The policy reads keys and values of all tokens that a table holds, whenever they came. Tokens of a cached prefix are
+// among them, so exact_prefix(n) may be more than 0.
+class ReadsHeldKv : public Capability {
+ public:
+  // Whether read_held is to be called for a table when this chunk ends.
+  virtual bool wants_held(const PolicyChunk& chunk, int table) const = 0;
+
+  // Receives what the table holds, the chunk's tokens included: after read_kv of all tables, before any end_chunk.
+  virtual void read_held(const PolicyChunk& chunk, int table, HeldKv& kv) = 0;
 };
 
 // Sums over rows of a chunk of the queries of a table's query heads, as they are before rotation and scaling. Every sum
@@ -317,8 +353,8 @@ class Capabilities {
   }
 
  private:
-  std::tuple<const ObservesMasses*, const ReadsKv*, const SumsQueries*, const WeighsSlots*, const HidesRanges*,
-             const LeavesUnread*, const RanksSegments*, const FollowsHeads*, const KnowsPromptEnd*,
+  std::tuple<const ObservesMasses*, const ReadsKv*, const ReadsHeldKv*, const SumsQueries*, const WeighsSlots*,
+             const HidesRanges*, const LeavesUnread*, const RanksSegments*, const FollowsHeads*, const KnowsPromptEnd*,
              const DependsOnModel*, const JoinsAnother*, const DropsThoughts*>
       pointers_;
 };

@@ -48,6 +48,13 @@ class Part {
     if (kv_ != nullptr) kv_->read_kv(chunk, table, kv.only(kv_->wants_keys(), kv_->wants_values()));
   }
 
+  bool wants_held(const PolicyChunk& chunk, int table) const {
+    return held_ != nullptr && held_->wants_held(chunk, table);
+  }
+  void read_held(const PolicyChunk& chunk, int table, HeldKv& kv) {
+    if (wants_held(chunk, table)) held_->read_held(chunk, table, kv);
+  }
+
   bool wants_queries(const PolicyChunk& chunk, int row) const {
     return queries_ != nullptr && queries_->wants_queries(chunk, row);
   }
@@ -63,13 +70,15 @@ class Part {
       : policy_(std::move(policy)),
         masses_(policy_->as<ObservesMasses>()),
         kv_(policy_->as<ReadsKv>()),
+        held_(policy_->as<ReadsHeldKv>()),
         queries_(policy_->as<SumsQueries>()),
         weights_(policy_->as<WeighsSlots>()),
         joins_(policy_->as<JoinsAnother>()) {}
 
   std::unique_ptr<RetentionPolicy> policy_;
-  ObservesMasses* masses_;  // may be null, as the next three
+  ObservesMasses* masses_;  // may be null, as the next four
   ReadsKv* kv_;
+  ReadsHeldKv* held_;
   SumsQueries* queries_;
   const WeighsSlots* weights_;
   JoinsAnother* joins_;
@@ -87,6 +96,7 @@ bool wants_side(const RetentionPolicy& policy, bool (ReadsKv::*side)() const) {
 class ComposedPolicy final : public RetentionPolicy,
                              public ObservesMasses,
                              public ReadsKv,
+                             public ReadsHeldKv,
                              public SumsQueries,
                              public WeighsSlots,
                              public KnowsPromptEnd {
@@ -140,6 +150,14 @@ class ComposedPolicy final : public RetentionPolicy,
     second_.read_kv(chunk, table, kv);
   }
 
+  bool wants_held(const PolicyChunk& chunk, int table) const override {
+    return first_.wants_held(chunk, table) || second_.wants_held(chunk, table);
+  }
+  void read_held(const PolicyChunk& chunk, int table, HeldKv& kv) override {
+    first_.read_held(chunk, table, kv);
+    second_.read_held(chunk, table, kv);
+  }
+
   bool wants_queries(const PolicyChunk& chunk, int row) const override {
     return first_.wants_queries(chunk, row) || second_.wants_queries(chunk, row);
   }
@@ -183,6 +201,7 @@ class ComposedPolicy final : public RetentionPolicy,
         .with<KnowsPromptEnd>(this)
         .with<ObservesMasses>(if_a_part_has<ObservesMasses>())
         .with<ReadsKv>(if_a_part_has<ReadsKv>())
+        .with<ReadsHeldKv>(if_a_part_has<ReadsHeldKv>())
         .with<SumsQueries>(if_a_part_has<SumsQueries>())
         .with<WeighsSlots>(if_a_part_has<WeighsSlots>());
   }

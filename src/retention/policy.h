@@ -18,12 +18,13 @@
 //   ObservesMasses::observe(chunk, table)  after the pass of a row, if the policy wants it: rows of a table in order
 //   SumsQueries::read_queries(chunk, ...)  once per table, when all rows of the chunk have run, if it wants any
 //   ReadsKv::read_kv(chunk, table, kv)     once per table, when all rows of the chunk have run
+//   ReadsHeldKv::read_held(...)            once per table that wants it, when read_kv was called for all tables
 //   end_chunk(chunk, table, plan)          once per table, when all rows of the chunk have run
 //   finish_chunk(chunk, table, plan)       once per table, when end_chunk was called for all tables
 //   DropsThoughts::drop_thoughts(...)      between chunks, once at most
 //
-// Only begin, observe, read_queries, read_kv, end_chunk, finish_chunk, forget, drop_thoughts, move_prompt_end and
-// restore change the state. A chunk that is given up before its first observe leaves no trace.
+// Only begin, observe, read_queries, read_kv, read_held, end_chunk, finish_chunk, forget, drop_thoughts,
+// move_prompt_end and restore change the state. A chunk that is given up before its first observe leaves no trace.
 //
 // Two kinds of eviction. A policy evicts whole ranges of old tokens (full, window, streaming), or single tokens
 // (PolicyTraits::compacts). The first kind has the capability HidesRanges: each row of a chunk sees what it would see
@@ -111,8 +112,8 @@ class RetentionPolicy {
   // Whether a token that is read as generated may lead to other decisions than in a prompt. The log of tokens must then
   // tell prompts from generated tokens.
   bool by_token() const {
-    return traits_.compacts || as<LeavesUnread>() || as<ObservesMasses>() || as<ReadsKv>() || as<SumsQueries>() ||
-           traits_.demotion;
+    return traits_.compacts || as<LeavesUnread>() || as<ObservesMasses>() || as<ReadsKv>() || as<ReadsHeldKv>() ||
+           as<SumsQueries>() || traits_.demotion;
   }
 
   // Whether several generated tokens may form one chunk, and the last of them may be withdrawn before it ends: they

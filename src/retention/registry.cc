@@ -21,6 +21,10 @@ constexpr auto kPolicies = std::to_array<const PolicyInfo*>({
     &kSnapKvPolicy,
     &kPyramidKvPolicy,
     &kCakePolicy,
+    &kKeyDiffPolicy,
+    &kLagKvPolicy,
+    &kExpectedPolicy,
+    &kVasePolicy,
     &kSyncKvPolicy,
     &kQuestPolicy,
     &kRandomPolicy,
@@ -156,7 +160,7 @@ PolicySpec without_protection(PolicySpec spec) {
 
 PolicySpec spec_of_file(PolicySpec spec) {
   for (PolicyOptions& part : spec.parts) {
-    if (!part.accepts("kernel")) continue;
+    if (!part.accepts("window") || !part.accepts("kernel")) continue;
     for (const auto& [option, former] : {std::pair("window", 32), std::pair("kernel", 5)})
       if (!part.has(option)) part.set(option, former);
   }

@@ -92,6 +92,10 @@ extern const PolicyInfo kRandomPolicy;
 extern const PolicyInfo kSnapKvPolicy;
 extern const PolicyInfo kPyramidKvPolicy;
 extern const PolicyInfo kCakePolicy;
+extern const PolicyInfo kKeyDiffPolicy;
+extern const PolicyInfo kLagKvPolicy;
+extern const PolicyInfo kExpectedPolicy;
+extern const PolicyInfo kVasePolicy;
 extern const PolicyInfo kSyncKvPolicy;
 extern const PolicyInfo kQuestPolicy;
 

@@ -50,17 +50,7 @@ PolicyTraits policy_traits(const ScoredPolicy::Traits& scored) {
           .chunk = 256,
           .run_capacities = scored.run_capacities,
           .compacts = true,
-          .holds_prompts = scored.acts != ScoredPolicy::Acts::kAlways};
-}
-
-// Whether a policy that acts at such times prunes after a step.
-bool may_prune(ScoredPolicy::Acts acts, const ScoredPolicy::Step& step) {
-  switch (acts) {
-    case ScoredPolicy::Acts::kAlways: return true;
-    case ScoredPolicy::Acts::kAtPromptEnd: return step.ends_prompt();
-    case ScoredPolicy::Acts::kWhileGenerating: return !step.chunk.prompt;
-  }
-  return false;
+          .holds_prompts = scored.whole || scored.acts != ScoredPolicy::Acts::kAlways};
 }
 
 }  // namespace
@@ -120,13 +110,22 @@ void ScoredPolicy::score(ScoreList& list, const Step&, std::span<const double> m
   for (std::size_t i = 0; i < mass.size(); ++i) scores[i] += mass[i];
 }
 
+bool ScoredPolicy::acts(const Step& step) const {
+  switch (acts_) {
+    case Acts::kAlways: return true;
+    case Acts::kAtPromptEnd: return step.ends_prompt();
+    case Acts::kWhileGenerating: return !step.chunk.prompt;
+  }
+  return false;
+}
+
 bool ScoredPolicy::wants(const PolicyChunk& chunk, int row, int) const {
-  return !by_row_ || may_prune(acts_, {chunk, 0, row});
+  return !by_row_ || acts({chunk, 0, row});
 }
 
 void ScoredPolicy::insert(ScoreList& list, const Step& step) {
   list.insert_next();
-  if (may_prune(acts_, step)) prune(list, step);
+  if (acts(step)) prune(list, step);
   if (step.chunk.rows > 1) list.note_held();
 }
 
@@ -161,16 +160,16 @@ void ScoredPolicy::observe(const PolicyChunk& chunk, int table, int row,
 
 void ScoredPolicy::read_kv(const PolicyChunk& chunk, int table, const ChunkKv& kv) {
   ScoreList& list = this->list(table);
-  list.enter(chunk, false, most_held(chunk.rows));
+  enter(list, chunk);
   for (int row = 0; row < chunk.rows; ++row) score_kv(list, list.size() + row, {chunk, table, row}, kv);
 }
 
 void ScoredPolicy::end_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) {
   ScoreList& list = this->list(table);
-  list.enter(chunk, false, most_held(chunk.rows));
+  enter(list, chunk);
   for (int row = chunk.rows - static_cast<int>(list.all() - list.size()); row < chunk.rows; ++row) {
     // By row, a row that was not observed must not have been wanted.
-    KVASIR_CHECK(!by_row_ || !may_prune(acts_, {chunk, table, row}));
+    KVASIR_CHECK(!by_row_ || !acts({chunk, table, row}));
     insert(list, {chunk, table, row});
   }
   list.hand_over(plan);

@@ -73,6 +73,7 @@ class ScoredPolicy : public RetentionPolicy, public ObservesMasses, public Reads
     bool by_row = false;  // prune looks at the current row alone
     bool keys = false;    // score_kv is shown keys. REQUIRES: not by_row
     bool values = false;  // the same for values
+    bool whole = false;   // a prompt is held whole until it ends, whenever the policy acts
     std::vector<std::int64_t> run_capacities = {};
 
     // Returns traits with the canonical spec (PolicyOptions::canonical), and with those of the options pos and heads
@@ -138,6 +139,12 @@ class ScoredPolicy : public RetentionPolicy, public ObservesMasses, public Reads
   // For policies that ignore attention. Returns the largest m <= n such that prune drops nothing until m tokens have
   // come, one at a time; 0 is always right.
   virtual std::int64_t undropped(std::int64_t /*n*/) const { return 0; }
+
+  // Lets a chunk's tokens enter a list, unless they have.
+  void enter(ScoreList& list, const PolicyChunk& chunk) const { list.enter(chunk, false, most_held(chunk.rows)); }
+
+  // Whether prune is called after this step.
+  bool acts(const Step& step) const;
 
   // Returns the most tokens that a table holds after a prune, up to `seen` tokens, if the policy always acts.
   virtual std::int64_t most_kept(std::int64_t seen) const {

@@ -3,6 +3,8 @@
 #include <fmt/ranges.h>
 #include <malloc.h>
 
+#include <cmath>
+
 #include "backend/cpu/cpu_backend.h"
 #include "base/counted.h"
 #include "base/status.h"
@@ -141,6 +143,27 @@ Status check_latent_codec(const PageFormat& page, const KvCodec& codec) {
 
 }  // namespace
 
+namespace {
+
+// Returns what the governed layers do to queries, with either set of angles.
+QueryTurns query_turns(const ModelConfig& config, bool long_rotation) {
+  std::vector<QueryTurn> turns;
+  for (const LayerSpec& layer : config.layers) {
+    if (layer.attention.keys_of >= 0 || !config.is_governed(layer)) continue;
+    const RotaryEmbedding& rotary = config.rotary[static_cast<std::size_t>(layer.attention.rotary)];
+    const std::vector<double>& angles = long_rotation && !rotary.long_inverse_frequencies.empty()
+                                            ? rotary.long_inverse_frequencies
+                                            : rotary.inverse_frequencies;
+    const float scale = layer.attention.scale;
+    turns.push_back({{angles.begin(), angles.end()},
+                     static_cast<float>(rotary.magnitude),
+                     scale > 0 ? scale : 1 / std::sqrt(static_cast<float>(layer.attention.head_dim))});
+  }
+  return std::make_shared<const std::vector<QueryTurn>>(std::move(turns));
+}
+
+}  // namespace
+
 Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view kv_type, int page_slots) {
   KVASIR_ASSIGN_OR_RETURN(const KvCodec codec, checked_codec(kv_type, page_slots));
   const AttentionSpec& governed = config.governed();
@@ -155,7 +178,11 @@ Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view 
   KVASIR_RETURN_IF_ERROR(check_latent_codec(shape.page, codec));
   shape.window = governed.window;
   shape.recent = codec.recent;
-  if (config.has_long_rotation()) shape.long_shift = static_cast<int>(config.rotary.size());
+  shape.turns = query_turns(config, false);
+  if (config.has_long_rotation()) {
+    shape.long_shift = static_cast<int>(config.rotary.size());
+    shape.long_turns = query_turns(config, true);
+  }
   if (codec.long_rotation && shape.long_shift == 0)
     return invalid_argument("KV type '{}': the model has no other angles for long texts; leave rope=long out", kv_type)
         .about({"kv_type"});

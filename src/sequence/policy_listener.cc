@@ -23,8 +23,21 @@ std::uint64_t kv_bytes(const ReadsKv& kv, const KvCacheShape& shape, PolicyScope
          static_cast<std::uint64_t>(shape.lanes_per_table(scope)) * all * sizeof(std::int64_t);
 }
 
+// Returns the bytes of the keys and values of one block of what a table holds: a page of each lane.
+std::uint64_t held_bytes(const KvCacheShape& shape, PolicyScope scope) {
+  const auto lanes = static_cast<std::uint64_t>(shape.lanes_per_table(scope));
+  return (2 * lanes + 1) * floats_of_page(shape) * sizeof(float) +
+         lanes * static_cast<std::uint64_t>(shape.page.slots) * sizeof(std::int64_t);
+}
+
 int all_heads(const KvCacheShape& shape) {
   return shape.layers * shape.query_heads;
+}
+
+// Whether keys of a lane (of all governed layers) are rotated.
+bool rotates(const KvCacheShape& shape, std::size_t lane) {
+  const auto layer = lane / static_cast<std::size_t>(shape.kv_heads);
+  return (shape.rotations.empty() ? shape.page.rotation : shape.rotations[layer]) != shape.unrotated;
 }
 
 // Copies keys and values of a chunk's tokens from a table's pages. These tokens are the newest of run 0, so their
@@ -54,7 +67,7 @@ class ChunkReader {
       if (slots == 0) continue;
       left -= static_cast<std::size_t>(std::popcount(slots));
       for (std::size_t lane = 0; lane < lanes; ++lane) {
-        if (rotates(static_cast<std::size_t>(number) * lanes + lane))
+        if (rotates(shape_, static_cast<std::size_t>(number) * lanes + lane))
           for_each(table, column, slots, [&](int slot, std::size_t row) {
             rotations_[lane * rows_ + row] = table.tokens().stored_rotation(column, slot, frame);
           });
@@ -74,11 +87,6 @@ class ChunkReader {
   }
 
  private:
-  // `lane`: among those of all governed layers.
-  bool rotates(std::size_t lane) const {
-    const auto layer = lane / static_cast<std::size_t>(shape_.kv_heads);
-    return (shape_.rotations.empty() ? shape_.page.rotation : shape_.rotations[layer]) != shape_.unrotated;
-  }
   template <class Visit>
   void for_each(const PageTable& table, std::uint32_t column, SlotMask slots, Visit&& visit) const {
     for (; slots != 0; slots &= slots - 1) {
@@ -97,6 +105,71 @@ class ChunkReader {
   std::vector<std::int64_t> rotations_;
 };
 
+// Reads what a table of one run holds: a block is an entry of the table.
+class PagesKv final : public HeldKv {
+ public:
+  PagesKv(const KvCacheShape& shape, const PageStore& store)
+      : shape_(shape),
+        store_(store),
+        dim_(static_cast<std::size_t>(shape.page.head_dim)),
+        page_(floats_of_page(shape)) {}
+
+  // `number`: of the table, among the governed ones.
+  void read_from(const PageTable& table, int number) {
+    table_ = &table;
+    number_ = number;
+  }
+
+  std::int64_t tokens() const override { return table_->length(); }
+
+  void visit(Sides sides, const Visit& visit) override {
+    std::int64_t first = 0;
+    for (const PageTable::Frame& frame : table_->frames())
+      for (const PageEntry& entry : table_->entries_of(frame)) {
+        read_block(frame, entry, sides);
+        const int rows = std::popcount(entry.live);
+        visit(
+            {first, frame.origin, {table_->pages().lanes(), rows, static_cast<int>(dim_), keys_, values_, rotations_}});
+        first += rows;
+      }
+    KVASIR_CHECK(first == tokens());
+  }
+
+ private:
+  void read_block(const PageTable::Frame& frame, const PageEntry& entry, Sides sides) {
+    const auto lanes = static_cast<std::size_t>(table_->pages().lanes());
+    const auto rows = static_cast<std::size_t>(std::popcount(entry.live));
+    const bool keys = sides != Sides::kValues, values = sides != Sides::kKeys;
+    rotations_.assign(lanes * rows, 0);
+    keys_.resize(keys ? lanes * rows * dim_ : 0);
+    values_.resize(values ? lanes * rows * dim_ : 0);
+    for (std::size_t lane = 0; lane < lanes; ++lane) {
+      const PageId page = table_->pages().of(entry.column)[lane];
+      const auto copy = [&](std::vector<float>& to) {
+        std::size_t row = lane * rows;
+        for (SlotMask slots = entry.live; slots != 0; slots &= slots - 1, ++row)
+          std::copy_n(page_.data() + static_cast<std::size_t>(std::countr_zero(slots)) * dim_, dim_,
+                      to.data() + row * dim_);
+      };
+      if (keys) store_.read_keys(page, page_.data()), copy(keys_);
+      if (values) store_.read_values(page, page_.data()), copy(values_);
+      if (!rotates(shape_, static_cast<std::size_t>(number_) * lanes + lane)) continue;
+      std::size_t row = lane * rows;
+      for (SlotMask slots = entry.live; slots != 0; slots &= slots - 1, ++row)
+        rotations_[row] = table_->tokens().stored_rotation(entry.column, std::countr_zero(slots), frame);
+    }
+  }
+
+  const KvCacheShape& shape_;
+  const PageStore& store_;
+  std::size_t dim_;
+  std::vector<float> page_;  // keys or values of one page
+  std::vector<float> keys_, values_;
+  std::vector<std::int64_t> rotations_;
+  const PageTable* table_ = nullptr;
+  int number_ = 0;
+};
+
 }  // namespace
 
 TableLayout table_layout(const KvCacheShape& shape, PolicyScope scope) {
@@ -106,6 +179,7 @@ TableLayout table_layout(const KvCacheShape& shape, PolicyScope scope) {
   layout.heads = shape.query_heads / layout.per_layer;
   layout.lanes = shape.lanes_per_table(scope);
   layout.head_dim = shape.page.head_dim;
+  if (scope != PolicyScope::kSequence) layout.turns = shape.long_rotation ? shape.long_turns : shape.turns;
   return layout;
 }
 
@@ -115,17 +189,20 @@ PolicyListener::PolicyListener(RetentionPolicy* policy, const KvCacheShape& shap
       tables_per_layer_(table_layout(shape, scope_).per_layer),
       masses_(policy->as<ObservesMasses>()),
       kv_(policy->as<ReadsKv>()),
+      held_(policy->as<ReadsHeldKv>()),
       queries_(policy->as<SumsQueries>()) {}
 
 std::uint64_t PolicyListener::most_bytes(const RetentionPolicy& policy, const KvCacheShape& shape, int rows) {
   std::uint64_t bytes = 0;
   if (const ReadsKv* kv = policy.as<ReadsKv>()) bytes += kv_bytes(*kv, shape, policy.traits().scope, rows);
+  if (policy.as<ReadsHeldKv>() != nullptr) bytes += held_bytes(shape, policy.traits().scope);
   if (policy.as<SumsQueries>() != nullptr) bytes += QueryAccumulator::bytes_for(all_heads(shape), shape.page.head_dim);
   return bytes;
 }
 
 std::uint64_t PolicyListener::bytes_for(const PolicyChunk& chunk) const {
   std::uint64_t bytes = kv_ != nullptr ? kv_bytes(*kv_, shape_, scope_, chunk.rows) : 0;
+  if (held_ != nullptr) bytes += held_bytes(shape_, scope_);
   if (wanted_queries(chunk, 0, chunk.rows) > 0)
     bytes += QueryAccumulator::bytes_for(all_heads(shape_), shape_.page.head_dim);
   return bytes;
@@ -159,7 +236,7 @@ void PolicyListener::end_chunk(const KvSequence& tables, const PageStore& store)
       queries_->read_queries(chunk_, t, sums_.of(t * heads, heads, rows));
     sums_.end();
   }
-  if (kv_ == nullptr && kv_tap_ == nullptr) return;
+  if (kv_ == nullptr && kv_tap_ == nullptr) return show_held(tables, store);
   ChunkReader reader(shape_, chunk_, store);
   const auto wants = [&](bool (ReadsKv::*side)() const) {
     return (kv_ != nullptr && (kv_->*side)()) || (kv_tap_ != nullptr && (kv_tap_->*side)());
@@ -169,6 +246,19 @@ void PolicyListener::end_chunk(const KvSequence& tables, const PageStore& store)
     for (ReadsKv* receiver : {kv_, kv_tap_})
       if (receiver != nullptr) receiver->read_kv(chunk_, t, kv.only(receiver->wants_keys(), receiver->wants_values()));
   }
+  show_held(tables, store);
+}
+
+void PolicyListener::show_held(const KvSequence& tables, const PageStore& store) {
+  if (held_ == nullptr) return;
+  const auto start = std::chrono::steady_clock::now();
+  PagesKv pages(shape_, store);
+  for (int t = 0; t < tables.governed_tables(); ++t) {
+    if (!held_->wants_held(chunk_, t)) continue;
+    pages.read_from(tables.table(t), t);
+    held_->read_held(chunk_, t, pages);
+  }
+  seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 std::span<const MassReduction> PolicyListener::reductions() const {

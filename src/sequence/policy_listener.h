@@ -41,7 +41,7 @@ class PolicyListener final : public AttentionListener {
   // All rows have run: shows policy and tap the chunk's queries, keys and values.
   void end_chunk(const KvSequence& tables, const PageStore& store);
 
-  double seconds() const { return seconds_; }  // that the policy took for masses
+  double seconds() const { return seconds_; }  // that the policy took for masses, and for what is held
 
   std::span<const MassReduction> reductions() const override;
   bool wants_row(int row) const override { return masses_ != nullptr && masses_->wants_row(chunk_, first_ + row); }
@@ -53,12 +53,14 @@ class PolicyListener final : public AttentionListener {
 
  private:
   int wanted_queries(const PolicyChunk& chunk, int first, int rows) const;
+  void show_held(const KvSequence& tables, const PageStore& store);
 
   const KvCacheShape& shape_;
   PolicyScope scope_;
   int tables_per_layer_;
   ObservesMasses* masses_;  // null: the policy does not look at attention
-  ReadsKv* kv_;             // null: it reads neither keys nor values
+  ReadsKv* kv_;             // null: it reads neither keys nor values of a chunk
+  ReadsHeldKv* held_;       // null: it reads neither keys nor values of what is held
   SumsQueries* queries_;    // null: it does not look at queries
   QueryAccumulator sums_;
   AttentionObserver* tap_ = nullptr;

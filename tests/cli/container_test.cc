@@ -69,7 +69,7 @@ TEST_F(LittleMemory, LimitOnAddressSpace) {
 TEST_F(LittleMemory, LimitCloseToTheWeights) {
   int ran = 0;
   int refused = 0;
-  for (const std::uint64_t kib : {28500, 29500, 32000, 36000, 48000, 54000, 68000}) {
+  for (const std::uint64_t kib : {29000, 29500, 32000, 36000, 48000, 54000, 68000}) {
     Surroundings tight;
     tight.address_space_limit = kib * 1024;
     for (const int threads : {0, 1, 2, 4}) {

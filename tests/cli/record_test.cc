@@ -81,10 +81,10 @@ TEST_F(RecordCommand, ReplayAgrees) {
 TEST_F(RecordCommand, WithKeysTheFileHasThemAndReplayItsKvHeads) {
   const Json recorded = json_of(arguments({"--tokens", "64", "--with-keys", "--json"}));
   const std::uint64_t floats = recorded["bytes"].get<std::uint64_t>() / 4;
-  // 6 layers, 6 query heads, 3 KV heads: weights, queries, keys, values, rotations.
+  // 6 layers, 6 query heads, 3 KV heads: weights, queries, keys, values, rotations; scale, magnitude, frequencies.
   const std::uint64_t dim = (floats - 6 * 6 * 64 * 64 - 6 * 3 * 64) / (6 * (6 + 2 * 3) * 64);
-  EXPECT_EQ(floats, 6 * 6 * 64 * 64 + 6 * 3 * 64 + 6 * (6 + 2 * 3) * 64 * dim);
-  EXPECT_EQ(std::filesystem::file_size(out_), floats * 4 + 5 * 128);
+  EXPECT_EQ(floats, 6 * 6 * 64 * 64 + 6 * 3 * 64 + 6 * (6 + 2 * 3) * 64 * dim + 6 * (2 + dim / 2));
+  EXPECT_EQ(std::filesystem::file_size(out_), floats * 4 + 6 * 128);
   EXPECT_EQ(json_of({"replay", "--policy", "tova:budget=40", "--trace", out_, "--json"})["kv_heads"], 3);
 }
 

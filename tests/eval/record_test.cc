@@ -37,7 +37,15 @@ const std::map<std::string_view, std::vector<std::string>> kSmallOfPrompts = {
     {"snapkv",
      {"budget=20,window=6", "budget=30%,window=8,kernel=3,pool=max", "budget=20,window=6+h2o:budget=16,recent=4"}},
     {"pyramidkv", {"budget=24,window=6,beta=4"}},
-    {"cake", {"budget=24,window=8", "budget=24,window=8+lethe:tau=1.5,start=16"}}};
+    {"cake", {"budget=24,window=8", "budget=24,window=8+lethe:tau=1.5,start=16"}},
+    {"keydiff", {"budget=20", "budget=20,measure=distance+h2o:budget=16,recent=4"}},
+    {"expected", {"budget=20,sinks=2", "budget=24,spread=off,norm=off+h2o:budget=16,recent=4"}},
+    {"vase", {"budget=20,recent=4,every=5", "budget=20,recent=4,wide=50%,draw=off+h2o:budget=16,recent=4"}},
+    {"lagkv", {"budget=24,lag=6", "budget=30%,lag=8,rank=all"}}};
+
+bool reads_kv(const RetentionPolicy& policy) {
+  return policy.as<ReadsKv>() != nullptr || policy.as<ReadsHeldKv>() != nullptr;
+}
 
 class Record : public ::testing::Test {
  protected:
@@ -280,7 +288,7 @@ TEST_F(Record, ReplayKeepsWhatPoliciesOfPromptsHeld) {
         const std::string policy = std::string(name) + ":" + small;
         SCOPED_TRACE(fmt::format("{} prefill {} chunk {}", policy, prefill, chunk));
         const ObservedTextOptions options{policy, prefill, chunk};
-        const auto [result, trace] = record(kFits, options);
+        const auto [result, trace] = record(kFits, options, reads_kv(**make_policy(policy)));
         ASSERT_NE(trace, nullptr);
         EXPECT_TRUE(result.by_head);
         EXPECT_EQ(replayed(*trace, policy, options), result.final);

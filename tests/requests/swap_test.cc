@@ -109,6 +109,14 @@ TEST(Swap, OnADisk) {
 TEST(Swap, WhatTheFileLosesIsComputedAgain) {
   const TemporaryFile file(make_random_model(crowd_spec()));
   const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
+  // A crowd of which three texts leave memory and come back.
+  std::uint64_t seed = 0;
+  for (Outcomes sound; seed < 100; ++seed, sound = {}) {
+    ASSERT_NO_FATAL_FAILURE(run_crowd(
+        model, seed, [] { return spill_to(std::make_unique<FaultyFile>(no_fault, 1)); }, false, &sound));
+    if (sound.out >= 3 && sound.in >= 3) break;
+  }
+  ASSERT_LT(seed, 100u);
   Outcomes all;
   for (const Fault fault : {Fault::kError, Fault::kDamaged})
     for (const bool in_reads : {false, true})
@@ -118,7 +126,7 @@ TEST(Swap, WhatTheFileLosesIsComputedAgain) {
         };
         Outcomes outcomes;
         ASSERT_NO_FATAL_FAILURE(run_crowd(
-            model, 4, [&] { return spill_to(std::make_unique<FaultyFile>(plan, 1)); }, false, &outcomes));
+            model, seed, [&] { return spill_to(std::make_unique<FaultyFile>(plan, 1)); }, false, &outcomes));
         EXPECT_GT(outcomes.out + outcomes.failed, number) << "the fault happened";
         EXPECT_GT(outcomes.failed, 0);
         if (number < 0) {

@@ -5,7 +5,7 @@
 namespace kvasir::test {
 namespace {
 
-constexpr TableLayout kLayout{.layers = 3, .per_layer = 2, .heads = 2, .head_dim = 4};
+const TableLayout kLayout{.layers = 3, .per_layer = 2, .heads = 2, .head_dim = 4};
 
 std::vector<std::vector<TokenIndex>> all_held(const TableDriver& driver) {
   std::vector<std::vector<TokenIndex>> held;

@@ -16,6 +16,10 @@ std::vector<PassShape> stream() {
   return conversation({60, 24, 30, 24, 20, 24, 40}, 9);
 }
 
+bool wants_queries(const RetentionPolicy& policy, const PolicyChunk& chunk, int row) {
+  return policy.as<SumsQueries>() != nullptr && policy.as<SumsQueries>()->wants_queries(chunk, row);
+}
+
 void pass(TableDriver& driver, const PassShape& shape) {
   driver.pass(shape.rows, shape.prompt, shape.prompt_left);
 }
@@ -175,7 +179,8 @@ void check_exact_prefix(const std::string& spec) {
         std::vector<IndexRange> hidden(static_cast<std::size_t>(now.rows));
         find_hidden(*cold.policy, now, hidden);
         for (int row = now.rows - 1; row >= 0; --row)
-          if (wants_row(*cold.policy, now, row) || !hidden[static_cast<std::size_t>(row)].empty())
+          if (wants_row(*cold.policy, now, row) || wants_queries(*cold.policy, now, row) ||
+              !hidden[static_cast<std::size_t>(row)].empty())
             most = std::min<std::int64_t>(most, now.first + row);
         const std::int64_t drops = driver.drops();
         driver.pass(now.rows, true, left);

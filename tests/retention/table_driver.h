@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "retention/query_accumulator.h"
 #include "retention/registry.h"
 
 namespace kvasir::test {
@@ -61,6 +62,50 @@ inline float key_element(int table, TokenIndex token, int i) {
       hashed(99, static_cast<std::uint64_t>(table), static_cast<std::uint64_t>(token), static_cast<std::uint64_t>(i)) -
       0.3);
 }
+
+// The same of the query of a head.
+inline float query_element(int table, int head, TokenIndex token, int i) {
+  return static_cast<float>(hashed(97 + static_cast<std::uint64_t>(head), static_cast<std::uint64_t>(table),
+                                   static_cast<std::uint64_t>(token), static_cast<std::uint64_t>(i)) -
+                            0.4);
+}
+
+// The same for its value.
+inline float value_element(int table, TokenIndex token, int i) {
+  return static_cast<float>(
+      hashed(98, static_cast<std::uint64_t>(table), static_cast<std::uint64_t>(token), static_cast<std::uint64_t>(i)) -
+      0.6);
+}
+
+// Keys and values of the tokens that a table of one lane holds, in blocks of seven.
+class DrivenKv final : public HeldKv {
+ public:
+  DrivenKv(int table, int head_dim, std::vector<TokenIndex> tokens)
+      : table_(table), head_dim_(head_dim), tokens_(std::move(tokens)) {}
+
+  std::int64_t tokens() const override { return std::ssize(tokens_); }
+  void visit(Sides sides, const Visit& visit) override {
+    for (std::size_t first = 0; first < tokens_.size(); first += 7) {
+      std::vector<float> keys, values;
+      std::vector<std::int64_t> rotations;
+      for (std::size_t i = first; i < std::min(first + 7, tokens_.size()); ++i) {
+        rotations.push_back(tokens_[i]);
+        for (int c = 0; c < head_dim_; ++c) {
+          if (sides != Sides::kValues) keys.push_back(key_element(table_, tokens_[i], c));
+          if (sides != Sides::kKeys) values.push_back(value_element(table_, tokens_[i], c));
+        }
+      }
+      visit({static_cast<std::int64_t>(first),
+             0,
+             {1, static_cast<int>(rotations.size()), head_dim_, keys, values, rotations}});
+    }
+  }
+
+ private:
+  int table_;
+  int head_dim_;
+  std::vector<TokenIndex> tokens_;
+};
 
 class TableDriver {
  public:
@@ -154,7 +199,9 @@ class TableDriver {
     std::vector<KeepPlan> plans(tables_.size());
     for_each_table([&](int t) {
       if (split_seed_ == 0) observe(chunk, t, 0, chunk.rows);
+      show_queries(chunk, t);
       show_keys(chunk, t);
+      show_held(chunk, t);
       policy_->end_chunk(chunk, t, plans[static_cast<std::size_t>(t)]);
     });
     for (std::size_t t = 0; t < tables_.size(); ++t) apply(plans[t], tables_[t]);
@@ -186,14 +233,43 @@ class TableDriver {
   void show_keys(const PolicyChunk& chunk, int t) {
     ReadsKv* reader = policy_->as<ReadsKv>();
     if (reader == nullptr) return;
-    std::vector<float> keys;
+    std::vector<float> keys, values;
     std::vector<std::int64_t> rotations;
     for (TokenIndex token = chunk.first; token < chunk.end(); ++token) {
       rotations.push_back(token);
-      for (int i = 0; i < layout_.head_dim; ++i) keys.push_back(key_element(t, token, i));
+      for (int i = 0; i < layout_.head_dim; ++i) {
+        if (reader->wants_keys()) keys.push_back(key_element(t, token, i));
+        if (reader->wants_values()) values.push_back(value_element(t, token, i));
+      }
     }
-    ASSERT_TRUE(layout_.lanes == 1 && layout_.head_dim > 0 && !reader->wants_values());
-    reader->read_kv(chunk, t, {1, chunk.rows, layout_.head_dim, keys, {}, rotations});
+    ASSERT_TRUE(layout_.lanes == 1 && layout_.head_dim > 0);
+    reader->read_kv(chunk, t, {1, chunk.rows, layout_.head_dim, keys, values, rotations});
+  }
+
+  void show_queries(const PolicyChunk& chunk, int t) {
+    SumsQueries* reader = policy_->as<SumsQueries>();
+    if (reader == nullptr) return;
+    QueryAccumulator sums;
+    sums.begin(layout_.heads, layout_.head_dim);
+    std::int64_t rows = 0;
+    for (int row = 0; row < chunk.rows; ++row) {
+      if (!reader->wants_queries(chunk, row)) continue;
+      ++rows;
+      for (int head = 0; head < layout_.heads; ++head) {
+        std::vector<float> query;
+        for (int i = 0; i < layout_.head_dim; ++i) query.push_back(query_element(t, head, chunk.first + row, i));
+        sums.add(head, query);
+      }
+    }
+    if (rows > 0) reader->read_queries(chunk, t, sums.of(0, layout_.heads, rows));
+  }
+
+  void show_held(const PolicyChunk& chunk, int t) {
+    ReadsHeldKv* reader = policy_->as<ReadsHeldKv>();
+    if (reader == nullptr || !reader->wants_held(chunk, t)) return;
+    ASSERT_EQ(layout_.lanes, 1);
+    DrivenKv kv(t, layout_.head_dim, held(t));
+    reader->read_held(chunk, t, kv);
   }
 
   void check_state() {

@@ -198,7 +198,7 @@ std::string random_spec(const PolicyInfo& info, std::mt19937_64& random) {
 }
 
 TEST(TableSpecs, TheCanonicalSpecMakesAnEqualPolicy) {
-  constexpr TableLayout kLayout{.layers = 2, .per_layer = 2, .heads = 2};
+  const TableLayout kLayout{.layers = 2, .per_layer = 2, .heads = 2, .head_dim = 4};
   std::mt19937_64 random(17);
   int made = 0;
   for (const PolicyInfo* info : all_policies()) {
@@ -263,11 +263,12 @@ TEST(TableSpecs, MassThatIsNotANumberDoesNoHarm) {
                ? std::numeric_limits<double>::quiet_NaN()
                : test::hashed(1, 0, static_cast<std::uint64_t>(query), static_cast<std::uint64_t>(key));
   };
+  const TableLayout kLayout{.head_dim = 4};
   for (const PolicyInfo* info : all_policies()) {
     if (info->evaluation_only || !(*make_policy(info->name))->traits().compacts) continue;
     const std::string spec(info->name);
-    const auto policy = test::policy_of_tables(spec);
-    test::TableDriver driver(*policy, {}, mass);
+    const auto policy = test::policy_of_tables(spec, kLayout);
+    test::TableDriver driver(*policy, kLayout, mass);
     driver.prompt(1500, 128);
     driver.generate(1200);
     if (policy->bound()) {

@@ -26,13 +26,15 @@ struct Shown {
 
 // Evicts the second token of every eight, so that tables have holes and frames; writes down what it is shown. It wants
 // the queries of each third token.
-class Spy final : public RetentionPolicy, public ReadsKv, public SumsQueries {
+class Spy final : public RetentionPolicy, public ReadsKv, public ReadsHeldKv, public SumsQueries {
  public:
   struct Wants {
     PolicyScope scope = PolicyScope::kLayer;
     bool keys = true;
     bool values = true;
     bool queries = true;
+    bool held = false;  // all that is held, at the end of each chunk
+    bool exact = true;  // pages hold what they held when a chunk ended
     int chunk = 24;
     PositionMode positions = PositionMode::kOriginal;
   };
@@ -76,6 +78,26 @@ class Spy final : public RetentionPolicy, public ReadsKv, public SumsQueries {
       }
     }
   }
+  bool wants_held(const PolicyChunk&, int) const override { return true; }
+  void read_held(const PolicyChunk& chunk, int table, HeldKv& kv) override {
+    std::vector<TokenIndex> held;
+    for (TokenIndex id = 0; id < chunk.end(); ++id)
+      if (id % 8 != 1 || id >= chunk.first) held.push_back(id);
+    ASSERT_EQ(kv.tokens(), std::ssize(held));
+    for (const auto sides : {HeldKv::Sides::kBoth, HeldKv::Sides::kKeys, HeldKv::Sides::kValues}) {
+      std::int64_t place = 0;
+      kv.visit(sides, [&](const HeldKv::Block& block) {
+        ASSERT_EQ(block.first, place);
+        ASSERT_EQ(block.kv.keys.empty(), sides == HeldKv::Sides::kValues);
+        ASSERT_EQ(block.kv.values.empty(), sides == HeldKv::Sides::kKeys);
+        for (int row = 0; row < block.kv.rows; ++row, ++place) check_row(block, table, row, held, place);
+      });
+      ASSERT_EQ(place, kv.tokens());
+    }
+    ++times_held_;
+  }
+  int times_held() const { return times_held_; }
+
   bool wants_queries(const PolicyChunk& chunk, int row) const override { return (chunk.first + row) % 3 == 0; }
   void read_queries(const PolicyChunk& chunk, int table, const QuerySums& queries) override {
     std::vector<double>& out = shown_.queries[{table, chunk.first}];
@@ -91,8 +113,29 @@ class Spy final : public RetentionPolicy, public ReadsKv, public SumsQueries {
   Capabilities capabilities() const override {
     return Capabilities()
         .with<ReadsKv>(wants_keys() || wants_values() ? this : nullptr)
+        .with<ReadsHeldKv>(wants_.held ? this : nullptr)
         .with<SumsQueries>(wants_.queries ? this : nullptr);
   }
+  // A token that is held has its position, and the keys and values that it had when its chunk ended.
+  void check_row(const HeldKv::Block& block, int table, int row, const std::vector<TokenIndex>& held,
+                 std::int64_t place) {
+    const TokenIndex token = held[static_cast<std::size_t>(place)];
+    const bool original = wants_.positions == PositionMode::kOriginal;
+    std::vector<float> keys, values;
+    for (int lane = 0; lane < block.kv.lanes; ++lane) {
+      EXPECT_EQ(block.origin + block.kv.rotation(lane, row), original ? token : place);
+      if (!block.kv.keys.empty()) append(keys, block.kv.key(lane, row));
+      if (!block.kv.values.empty()) append(values, block.kv.value(lane, row));
+    }
+    if (!wants_.exact) return;
+    if (!keys.empty() && original) {
+      EXPECT_EQ(keys, shown_.keys.at({table, token}));
+    }
+    if (!values.empty()) {
+      EXPECT_EQ(values, shown_.values.at({table, token}));
+    }
+  }
+
   static void append(std::vector<float>& to, std::span<const float> floats) {
     to.insert(to.end(), floats.begin(), floats.end());
   }
@@ -108,6 +151,7 @@ class Spy final : public RetentionPolicy, public ReadsKv, public SumsQueries {
 
   Wants wants_;
   Shown& shown_;
+  int times_held_ = 0;
   TokenIndex seen_ = 0;
 };
 
@@ -170,6 +214,25 @@ TEST(PolicyListener, ShowsThoseOfThePagesWhateverThePasses) {
         EXPECT_EQ(runner.whole().state_bytes(), 0u);
       }
     }
+}
+
+TEST(PolicyListener, ShowsAllThatIsHeld) {
+  const TemporaryFile file(make_random_model(family_cases().front().spec));
+  for (const char* type : {"f32", "q8"})
+    for (const PolicyScope scope : {PolicyScope::kSequence, PolicyScope::kLayer, PolicyScope::kHead})
+      for (const PositionMode positions : {PositionMode::kOriginal, PositionMode::kCompact}) {
+        SCOPED_TRACE(
+            fmt::format("{} scope {} positions {}", type, static_cast<int>(scope), static_cast<int>(positions)));
+        const auto model = load(file.path(), {.threads = 2, .kv_type = type, .page_slots = 16});
+        Shown shown;
+        const bool exact = std::string(type) == "f32";
+        auto spy = std::make_unique<Spy>(
+            Spy::Wants{.scope = scope, .held = true, .exact = exact, .positions = positions}, &shown);
+        const Spy& policy = *spy;
+        SequenceRunner runner(model, *new_cache(model, std::uint64_t{1} << 28), std::move(spy));
+        run_text(runner, Text(70, 9, 1), 0);
+        EXPECT_EQ(policy.times_held(), (3 + 9) * model->kv_shape.tables(scope));  // chunks
+      }
 }
 
 // Every fourth layer of SmolLM3 leaves keys as they are.

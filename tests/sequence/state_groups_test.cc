@@ -140,7 +140,7 @@ TEST_P(StateGroups, ChunksPassesAndThreadsChangeNoBits) {
 TEST_P(StateGroups, ACrowdHasTheBitsOfEachAlone) {
   for (std::uint64_t seed = 0; seed < 2; ++seed) {
     Crowd crowd(load_with(seed == 0 ? "f16" : "q4"), policies(), seed);
-    ASSERT_NO_FATAL_FAILURE(crowd.run(6, 60));
+    ASSERT_NO_FATAL_FAILURE(crowd.run(6, 120));
     EXPECT_GT(crowd.events.crowded, 20);
     EXPECT_GT(crowd.events.split, 5);
     EXPECT_GT(crowd.events.forks, 0);

@@ -1,0 +1,75 @@
+#include "retention/held/held_scored.h"
+
+#include "base/status.h"
+
+namespace kvasir {
+namespace {
+
+ScoredPolicy::Traits with_held_traits(ScoredPolicy::Traits traits, const HeldScoredOptions& options) {
+  traits.scope = PolicyScope::kHead;
+  traits.whole = !options.blocks;
+  if (options.rule.every == 0 && !options.blocks) traits.acts = ScoredPolicy::Acts::kAtPromptEnd;
+  return traits;
+}
+
+}  // namespace
+
+Result<HeldScoredOptions> HeldScoredOptions::read(const PolicyOptions& given) {
+  HeldScoredOptions options;
+  KVASIR_ASSIGN_OR_RETURN(options.rule, KeepRule::read(given));
+  constexpr std::string_view kForms[] = {"whole", "blocks"};
+  KVASIR_ASSIGN_OR_RETURN(const std::string form, given.get_choice("prompt", kForms));
+  options.blocks = form == "blocks";
+  return options;
+}
+
+HeldScoredPolicy::HeldScoredPolicy(Traits traits, const HeldScoredOptions& options)
+    : ScoredPolicy(with_held_traits(std::move(traits), options)), options_(options) {}
+
+// Returns how many tokens go at the end of a chunk, behind which `held` tokens are held.
+std::int64_t HeldScoredPolicy::excess(const PolicyChunk& chunk, std::int64_t held) const {
+  if (!acts({chunk, 0, chunk.rows - 1})) return 0;
+  KeepRule rule = options_.rule;
+  if (chunk.prompt) {
+    if (!options_.blocks && !chunk.ends_prompt()) return 0;
+    rule.every = 1;
+  }
+  return rule.excess(held, chunk.end());
+}
+
+std::int64_t HeldScoredPolicy::exact_prefix(std::int64_t n) const {
+  n = std::max<std::int64_t>(n, 0);
+  KeepRule rule = options_.rule;
+  rule.every = 1;
+  if (options_.blocks) return rule.undropped(n);
+  return rule.excess(n, n) > 0 ? n - 1 : n;
+}
+
+bool HeldScoredPolicy::wants_held(const PolicyChunk& chunk, int table) const {
+  const ScoreList& list = this->list(table);
+  const std::int64_t waiting = list.all() - list.size();
+  return excess(chunk, list.size() + (waiting > 0 ? waiting : chunk.rows)) > 0;
+}
+
+void HeldScoredPolicy::read_held(const PolicyChunk& chunk, int table, HeldKv& kv) {
+  ScoreList& list = this->list(table);
+  enter(list, chunk);
+  KVASIR_CHECK(list.all() == kv.tokens());
+  score_held(table, kv, list.values().first(static_cast<std::size_t>(list.all())));
+}
+
+void HeldScoredPolicy::prune(ScoreList& list, const Step& step) {
+  if (step.row + 1 < step.chunk.rows) return;
+  const std::int64_t excess = this->excess(step.chunk, list.size());
+  if (excess > 0) list.drop_lowest(excess, options_.rule.sinks, list.size() - options_.rule.recent, list.values());
+}
+
+Result<std::unique_ptr<RetentionPolicy>> HeldScoredPolicy::as_part(PolicyPart part) const {
+  if (options_.blocks && part == PolicyPart::kAtPromptEnd)
+    return invalid_argument(
+        "policy '{}' prunes blocks of a prompt, and a composition holds a prompt whole; omit prompt=blocks",
+        traits().spec);
+  return ScoredPolicy::as_part(part);
+}
+
+}  // namespace kvasir
