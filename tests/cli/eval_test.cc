@@ -151,6 +151,47 @@ TEST_F(Evaluation, RestreamHasTheFieldsOfTheContract) {
   EXPECT_EQ(json["runs"][0]["kv_bytes_peak"], planned["kv_bytes"]);
 }
 
+// The advice follows from the figures beside it.
+TEST_F(Evaluation, AdvisesAPolicy) {
+  const Json json = json_of(arguments("advise", {"--tokens", "600", "--keep", "25,50", "--trials", "2", "--json"}));
+  EXPECT_EQ(json["trials"], 6);
+  EXPECT_EQ(json["full_found"], 1);
+  ASSERT_EQ(json["runs"].size(), 16u);
+  const Json *finds = nullptr, *nearest = nullptr, *bounded = nullptr;
+  const auto less = [](const Json& one, const Json* best, const char* field) {
+    return best == nullptr || one[field].get<double>() < (*best)[field].get<double>();
+  };
+  for (const Json& run : json["runs"]) {
+    EXPECT_TRUE(run["keeps"] == 150 || run["keeps"] == 300);
+    if (run["found"] >= 0.95 && less(run, finds, "keeps")) finds = &run;
+    if (less(run, nearest, "kld_mean")) nearest = &run;
+    if (run["bounded_while_reading"] == true && less(run, bounded, "kld_mean")) bounded = &run;
+    // The facts lie before what it keeps of the end.
+    if (run["policy"].get<std::string>().starts_with("streaming")) {
+      EXPECT_LT(run["found"], 1);
+    }
+  }
+  ASSERT_NE(finds, nullptr);
+  const auto said = [&](const char* purpose) { return json["advice"][purpose].get<std::string>(); };
+  const auto keeps = [](const Json& run) { return (run)["keeps"].get<int>(); };
+  const auto named = std::ranges::find_if(json["runs"], [&](const Json& run) {
+    return said("to ask at the end of a text") == "--kv " + run["policy"].get<std::string>();
+  });
+  ASSERT_NE(named, json["runs"].end());
+  EXPECT_EQ(keeps(*named), keeps(*finds));
+  EXPECT_GE((*named)["found"], 0.95);
+  EXPECT_EQ(said("to go on with a text"), "--kv " + (*nearest)["policy"].get<std::string>());
+  EXPECT_EQ(said("to go on with a text longer than memory"), "--kv " + (*bounded)["policy"].get<std::string>());
+  const auto refused = [&](const Arguments& more, const std::string& part) {
+    const Finished done = run_program(arguments("advise", more));
+    EXPECT_NE(done.exit_code, 0);
+    EXPECT_NE(done.err.find(part), std::string::npos) << done.err;
+  };
+  refused({"--keep", "0"}, "--keep 0 is outside 1 to 99 percent");
+  refused({"--tokens", "1000"}, "too few for two windows of 1000");
+  refused({"--tokens", "100"}, "--tokens 100 is outside 128");
+}
+
 // The program that writes such models, as scripts would use it.
 TEST_F(Evaluation, WrittenModelsAreThese) {
   const std::string written = path_ + "-written";

@@ -111,6 +111,7 @@ void add_eval(CLI::App& program, Outcome& outcome) {
   add_eval_restream(*eval, outcome);
   add_eval_tasks(*eval, outcome);
   add_eval_matrix(*eval, outcome);
+  add_eval_advise(*eval, outcome);
 }
 
 }  // namespace kvasir::cli

@@ -17,6 +17,7 @@ void add_eval_quality(CLI::App& eval, Outcome& outcome);
 void add_eval_restream(CLI::App& eval, Outcome& outcome);
 void add_eval_tasks(CLI::App& eval, Outcome& outcome);
 void add_eval_matrix(CLI::App& eval, Outcome& outcome);
+void add_eval_advise(CLI::App& eval, Outcome& outcome);
 
 // Loads the model with a progress bar, and warns of slow kernels and of a --kv-memory that the system does not have.
 // Errors: as load_model.
