@@ -50,10 +50,10 @@ std::size_t count_none(std::string_view text) {
 
 ItemVariables::ItemVariables(const Json& record, std::size_t index, const ItemVariables& outer)
     : variables_(outer.variables_), nulls_(outer.nulls_) {
-  for (const auto& [name, value] : record.items()) {
-    set(&variables_, name, value_of(value));
-    std::erase_if(nulls_, [&](const auto& null) { return null.first == name; });
-    if (has_null(value)) nulls_.emplace_back(name, value_of(without_nulls(value)));
+  for (const auto& field : record.items()) {
+    set(&variables_, field.key(), value_of(field.value()));
+    std::erase_if(nulls_, [&](const auto& null) { return null.first == field.key(); });
+    if (has_null(field.value())) nulls_.emplace_back(field.key(), value_of(without_nulls(field.value())));
   }
   set(&variables_, "index", jinja::Value::integer(static_cast<std::int64_t>(index)));
 }

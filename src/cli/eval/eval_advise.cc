@@ -11,6 +11,7 @@
 #include "cli/signals.h"
 #include "eval/needle.h"
 #include "eval/perplexity.h"
+#include "retention/registry.h"
 
 namespace kvasir::cli {
 namespace {
