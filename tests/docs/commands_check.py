@@ -79,7 +79,7 @@ def run_on_terminal(line, folder, path):
 def set_up(folder, kvasir, model, source):
     """Makes the files that commands name."""
     book = (source / "examples/the-bell-of-saint-anne.txt").read_text()
-    for name in ("model.gguf", "MODEL"):
+    for name in ("model.gguf", "MODEL", "SMALL.gguf"):
         os.symlink(model, folder / name)
     (folder / "book.txt").write_text(book[:18000])  # what commands measure takes as long as the text is
     (folder / "report.txt").write_text(book[:4000])
