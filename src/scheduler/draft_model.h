@@ -56,8 +56,8 @@ class DraftModel {
   bool running_ = false;           // a pass: nothing is given back meanwhile
 };
 
-// What a draft model holds of one text. It follows the text: first it reads the tokens that it lacks, then it runs
-// drafts, and once the text goes on those that did not come true are taken back.
+// What a draft model holds of one text. The object follows that text: first it reads the tokens that it lacks, then it
+// runs drafts, and once the text goes on those that did not come true are taken back.
 class DraftText {
  public:
   explicit DraftText(std::shared_ptr<DraftModel> model);

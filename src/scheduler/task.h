@@ -35,7 +35,7 @@ struct TextState {
       newest;                 // the newest tokens, oldest first: at least kMaxPenaltyWindow, or all if there are fewer
   std::vector<float> logits;  // [vocabulary] of the newest token; empty if the last text was not read to its end
   int chunk = 0;              // of prompts; 0: the policy's own
-  // What the draft model holds of it; null: none has drafted for it yet.
+  // What the draft model holds of the text; null: no draft model has drafted for the text yet.
   std::unique_ptr<DraftText> draft = nullptr;
 };
 
