@@ -192,9 +192,7 @@ Result<std::unique_ptr<RetentionPolicy>> make_cascade(const PolicyOptions& given
   for (std::size_t i = 1; i < options.period.size(); ++i)
     options.period[i] = std::min(options.period[i - 1] * accept, std::int64_t{1} << 50);
   KVASIR_ASSIGN_OR_RETURN(options.gamma, read_gamma(given, n, size));
-  constexpr std::string_view kSwitch[] = {"on", "off"};
-  KVASIR_ASSIGN_OR_RETURN(const std::string select, given.get_choice("select", kSwitch));
-  options.select = select == "on";
+  KVASIR_ASSIGN_OR_RETURN(options.select, get_switch(given, "select"));
   KVASIR_ASSIGN_OR_RETURN(ScoredPolicy::Traits traits, ScoredPolicy::Traits::read(given, {"size", "n", "sinks"}));
   KVASIR_ASSIGN_OR_RETURN(traits.reduction, read_reduction(given));
   traits.positions = PositionMode::kCompact;

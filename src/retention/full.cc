@@ -12,8 +12,9 @@ constexpr PolicyOption kFullOptions[] = {
 Result<std::unique_ptr<RetentionPolicy>> make_full(const PolicyOptions& given) {
   StartRecentOptions options{.every = 0, .positions_as_part = PositionMode::kAuto};
   constexpr std::string_view kThoughts[] = {"keep", "drop"};
-  KVASIR_ASSIGN_OR_RETURN(const std::string thoughts, given.get_choice("thoughts", kThoughts));
-  options.drops_thoughts = thoughts == "drop";
+  const Result<std::string> thoughts = given.get_choice("thoughts", kThoughts);
+  if (!thoughts.ok()) return thoughts.status();
+  options.drops_thoughts = *thoughts == "drop";
   return {std::make_unique<StartRecentPolicy>(given.canonical({}), options)};
 }
 

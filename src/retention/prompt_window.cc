@@ -18,10 +18,7 @@ Result<PromptWindowOptions> PromptWindowOptions::read(const PolicyOptions& given
   PromptWindowOptions options;
   KVASIR_ASSIGN_OR_RETURN(options.budget, given.get_budget("budget", kMostTokens));
   KVASIR_ASSIGN_OR_RETURN(options.window, given.get_int("window", least_window, std::int64_t{1} << 24));
-  KVASIR_ASSIGN_OR_RETURN(options.kernel, given.get_int("kernel", 1, 1023));
-  if (options.kernel % 2 == 0)
-    return invalid_argument("policy '{}': kernel={} must be odd, so that it has a middle; give {} or {}", given.name(),
-                            options.kernel, options.kernel - 1, options.kernel + 1);
+  KVASIR_ASSIGN_OR_RETURN(options.kernel, get_kernel(given));
   if (!options.budget.is_share() && options.window > options.budget.tokens)
     return invalid_argument("policy '{}': window={} is above budget={}; lower it", given.name(), options.window,
                             options.budget.tokens);
@@ -87,6 +84,14 @@ bool PromptWindowPolicy::restore_table(int table, ByteReader& in) {
   Window& window = windows_[static_cast<std::size_t>(table)];
   if (!in.get(window.rows) || !in.get(window.prompt_end)) return false;
   return window.rows >= 0 && window.rows <= options_.window && window.prompt_end >= 0;
+}
+
+Result<std::int64_t> get_kernel(const PolicyOptions& given) {
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t kernel, given.get_int("kernel", 1, 1023));
+  if (kernel % 2 == 0)
+    return invalid_argument("policy '{}': kernel={} must be odd, so that it has a middle; give {} or {}", given.name(),
+                            kernel, kernel - 1, kernel + 1);
+  return kernel;
 }
 
 std::vector<double> pooled(std::span<const double> scores, std::int64_t kernel, bool max_pool) {

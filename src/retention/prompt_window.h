@@ -78,6 +78,9 @@ class PromptWindowPolicy : public ScoredPolicy, public KnowsPromptEnd {
   std::vector<Window> windows_;
 };
 
+// Reads the option kernel. Errors: kInvalidArgument if it is out of range or even.
+Result<std::int64_t> get_kernel(const PolicyOptions& given);
+
 // Pools over a centred window of width `kernel` (odd), with zeros beyond both ends: the sum divided by `kernel`, or the
 // maximum.
 std::vector<double> pooled(std::span<const double> scores, std::int64_t kernel, bool max_pool);

@@ -1,4 +1,3 @@
-#include "base/splitmix.h"
 #include "base/status.h"
 #include "retention/scored.h"
 
@@ -28,10 +27,7 @@ class RandomPolicy final : public ScoredPolicy {
     ScoredPolicy::begin(layout);
     draws_.clear();
     draws_.reserve(static_cast<std::size_t>(layout.tables()));
-    for (int table = 0; table < layout.tables(); ++table) {
-      SplitMix seeds(static_cast<std::uint64_t>(seed_) ^ (static_cast<std::uint64_t>(table) << 32));
-      draws_.emplace_back(seeds.next());
-    }
+    for (int table = 0; table < layout.tables(); ++table) draws_.push_back(draws_of_table(seed_, table));
   }
 
  private:

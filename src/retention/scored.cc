@@ -218,6 +218,18 @@ std::uint64_t ScoredPolicy::most_state_bytes(const TableLayout& layout, std::int
           ScoreList::most_bytes(values_per_token_, entered, most_held(rows), rows, by_row_));
 }
 
+Result<bool> get_switch(const PolicyOptions& given, std::string_view key) {
+  constexpr std::string_view kSwitch[] = {"on", "off"};
+  const Result<std::string> state = given.get_choice(key, kSwitch);
+  if (!state.ok()) return state.status();
+  return *state == "on";
+}
+
+SplitMix draws_of_table(std::int64_t seed, int table) {
+  SplitMix seeds(static_cast<std::uint64_t>(seed) ^ (static_cast<std::uint64_t>(table) << 32));
+  return SplitMix(seeds.next());
+}
+
 Result<std::unique_ptr<RetentionPolicy>> ScoredPolicy::as_part(PolicyPart part) const {
   if (acts_ == Acts::kAtPromptEnd && part == PolicyPart::kWhileGenerating)
     return invalid_argument("policy '{}' acts at the end of a prompt only and cannot come second; put it before the +",

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/splitmix.h"
 #include "retention/budget.h"
 #include "retention/registry.h"
 #include "retention/score_list.h"
@@ -45,6 +46,14 @@ struct KeepRule {
   // Returns the most tokens that a table holds after a prune, up to `seen` tokens.
   std::int64_t most_kept(std::int64_t seen) const {
     return every == 0 ? seen : std::min(seen, std::max(budget.at(seen), sinks + recent) + every - 1);
+  }
+
+  // Returns the rule of a moment at which a policy prunes however few tokens are above the budget, as at a prompt's
+  // end.
+  KeepRule at_once() const {
+    KeepRule rule = *this;
+    rule.every = 1;
+    return rule;
   }
 
   // Returns the largest m <= n such that nothing is dropped until m tokens have come, one at a time.
@@ -186,6 +195,11 @@ class KeepHighestPolicy final : public ScoredPolicy {
 
   KeepRule rule_;
 };
+
+// Reads an option that is on or off.
+Result<bool> get_switch(const PolicyOptions& given, std::string_view key);
+// Returns the generator of a table: each has its own draws of one seed.
+SplitMix draws_of_table(std::int64_t seed, int table);
 
 // Options that several policies have.
 inline constexpr PolicyOption kHeadsOption{"heads", "together", "together or independent",

@@ -3,7 +3,6 @@
 #include <limits>
 #include <numeric>
 
-#include "base/splitmix.h"
 #include "base/status.h"
 #include "retention/prompt_window.h"
 
@@ -51,10 +50,8 @@ class VasePolicy final : public ScoredPolicy, public KnowsPromptEnd {
   void begin(const TableLayout& layout) override {
     ScoredPolicy::begin(layout);
     tables_.assign(static_cast<std::size_t>(layout.tables()), {});
-    for (std::size_t table = 0; table < tables_.size(); ++table) {
-      SplitMix seeds(static_cast<std::uint64_t>(options_.seed) ^ (static_cast<std::uint64_t>(table) << 32));
-      tables_[table].draws = seeds.next();
-    }
+    for (int table = 0; table < layout.tables(); ++table)
+      tables_[static_cast<std::size_t>(table)].draws = draws_of_table(options_.seed, table).state();
   }
 
  private:
@@ -84,11 +81,8 @@ class VasePolicy final : public ScoredPolicy, public KnowsPromptEnd {
   }
 
   void prune(ScoreList& list, const Step& step) override {
-    KeepRule rule = options_.rule;
-    if (step.chunk.prompt) {
-      if (!step.ends_prompt()) return;
-      rule.every = 1;
-    }
+    if (step.chunk.prompt && !step.ends_prompt()) return;
+    const KeepRule rule = step.chunk.prompt ? options_.rule.at_once() : options_.rule;
     const std::int64_t excess = rule.excess(list.size(), step.seen());
     if (excess <= 0) return;
     const std::int64_t last = list.size() - rule.recent;
@@ -143,19 +137,13 @@ class VasePolicy final : public ScoredPolicy, public KnowsPromptEnd {
 Result<std::unique_ptr<RetentionPolicy>> make_vase(const PolicyOptions& given) {
   VaseOptions options;
   KVASIR_ASSIGN_OR_RETURN(options.rule, KeepRule::read(given));
-  if (options.rule.every < 1) return invalid_argument("policy 'vase': every=0 is outside 1 to 2^40");
-  if (options.rule.recent < 1) return invalid_argument("policy 'vase': recent=0 is outside 1 to 2^40");
+  for (const char* const key : {"every", "recent"}) KVASIR_RETURN_IF_ERROR(given.get_int(key, 1, kMostTokens).status());
   if (given.value("wide") != "0") {
     KVASIR_ASSIGN_OR_RETURN(options.wide, given.get_budget("wide", kMostTokens));
   }
-  KVASIR_ASSIGN_OR_RETURN(options.kernel, given.get_int("kernel", 1, 1023));
-  if (options.kernel % 2 == 0)
-    return invalid_argument("policy 'vase': kernel={} must be odd, so that it has a middle; give {} or {}",
-                            options.kernel, options.kernel - 1, options.kernel + 1);
+  KVASIR_ASSIGN_OR_RETURN(options.kernel, get_kernel(given));
   KVASIR_ASSIGN_OR_RETURN(options.seed, given.get_int("seed", 0, std::int64_t{1} << 62));
-  constexpr std::string_view kSwitch[] = {"on", "off"};
-  KVASIR_ASSIGN_OR_RETURN(const std::string draw, given.get_choice("draw", kSwitch));
-  options.draw = draw == "on";
+  KVASIR_ASSIGN_OR_RETURN(options.draw, get_switch(given, "draw"));
   KVASIR_ASSIGN_OR_RETURN(ScoredPolicy::Traits traits, ScoredPolicy::Traits::read(given, {"budget"}));
   traits.reduction = MassReduction::kMean;
   traits.scope = PolicyScope::kHead;

@@ -141,10 +141,6 @@ Status check_latent_codec(const PageFormat& page, const KvCodec& codec) {
       .about({"kv_type"});
 }
 
-}  // namespace
-
-namespace {
-
 // Returns what the governed layers do to queries, with either set of angles.
 QueryTurns query_turns(const ModelConfig& config, bool long_rotation) {
   std::vector<QueryTurn> turns;
@@ -282,10 +278,6 @@ std::uint64_t unread_bytes(const ModelConfig& config, const Weights& weights, st
   }
   return unread;
 }
-
-}  // namespace
-
-namespace {
 
 // `threads`: null: threads of its own.
 Result<std::shared_ptr<LoadedModel>> load_with(const EngineOptions& options,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <optional>
 
 #include "base/check.h"
 
@@ -252,11 +253,12 @@ void PolicyListener::end_chunk(const KvSequence& tables, const PageStore& store)
 void PolicyListener::show_held(const KvSequence& tables, const PageStore& store) {
   if (held_ == nullptr) return;
   const auto start = std::chrono::steady_clock::now();
-  PagesKv pages(shape_, store);
+  std::optional<PagesKv> pages;  // most chunks end without a prune
   for (int t = 0; t < tables.governed_tables(); ++t) {
     if (!held_->wants_held(chunk_, t)) continue;
-    pages.read_from(tables.table(t), t);
-    held_->read_held(chunk_, t, pages);
+    if (!pages) pages.emplace(shape_, store);
+    pages->read_from(tables.table(t), t);
+    held_->read_held(chunk_, t, *pages);
   }
   seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }

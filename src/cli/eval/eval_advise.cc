@@ -162,7 +162,7 @@ class Advice {
     const auto named = [](const Measured* one) { return one == nullptr ? "none" : "--kv " + one->policy; };
     std::vector<std::pair<std::string, std::string>> all;
     const bool finds = full_found_ >= 0.9;
-    // Of those that find almost as much as the full cache, the one that keeps least.
+    // The policy that keeps least, of those that find almost as much as the full cache.
     const Measured* asks = least([&](const Measured& one) { return one.found >= 0.95 * full_found_; },
                                  [](const Measured& one) { return std::pair(one.keeps, one.kld); });
     all.emplace_back(

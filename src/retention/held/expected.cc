@@ -54,7 +54,7 @@ class ExpectedPolicy final : public HeldScoredPolicy, public SumsQueries {
   }
 
  private:
-  // Of a table: the sums of the queries of each head, then of their products, as QuerySums has them.
+  // What a table has summed: the queries of each head, then their products, in the order of QuerySums.
   struct Queries {
     std::int64_t rows = 0;
     std::vector<double> sums;
@@ -201,10 +201,8 @@ class ExpectedPolicy final : public HeldScoredPolicy, public SumsQueries {
     if (!options_.norm) return;
     kv.visit(HeldKv::Sides::kValues, [&](const HeldKv::Block& block) {
       for (int row = 0; row < block.kv.rows; ++row) {
-        double square = 0;
-        for (const float x : block.kv.value(0, row)) square += double{x} * double{x};
         double& score = scores[static_cast<std::size_t>(block.first + row)];
-        score = (score + options_.epsilon) * std::sqrt(square);
+        score = (score + options_.epsilon) * norm_of(block.kv.value(0, row));
       }
     });
   }
@@ -218,11 +216,8 @@ Result<std::unique_ptr<RetentionPolicy>> make_expected(const PolicyOptions& give
   ExpectedOptions options;
   KVASIR_ASSIGN_OR_RETURN(options.future, given.get_int("future", 1, std::int64_t{1} << 20));
   KVASIR_ASSIGN_OR_RETURN(options.epsilon, given.get_double("epsilon", 0, 1));
-  constexpr std::string_view kSwitch[] = {"on", "off"};
-  KVASIR_ASSIGN_OR_RETURN(const std::string spread, given.get_choice("spread", kSwitch));
-  KVASIR_ASSIGN_OR_RETURN(const std::string norm, given.get_choice("norm", kSwitch));
-  options.spread = spread == "on";
-  options.norm = norm == "on";
+  KVASIR_ASSIGN_OR_RETURN(options.spread, get_switch(given, "spread"));
+  KVASIR_ASSIGN_OR_RETURN(options.norm, get_switch(given, "norm"));
   KVASIR_ASSIGN_OR_RETURN(const ScoredPolicy::Traits traits, ScoredPolicy::Traits::read(given, {"budget"}));
   return {std::make_unique<ExpectedPolicy>(traits, held, options)};
 }

@@ -1,5 +1,7 @@
 #include "retention/held/held_scored.h"
 
+#include <cmath>
+
 #include "base/status.h"
 
 namespace kvasir {
@@ -29,18 +31,13 @@ HeldScoredPolicy::HeldScoredPolicy(Traits traits, const HeldScoredOptions& optio
 // Returns how many tokens go at the end of a chunk, behind which `held` tokens are held.
 std::int64_t HeldScoredPolicy::excess(const PolicyChunk& chunk, std::int64_t held) const {
   if (!acts({chunk, 0, chunk.rows - 1})) return 0;
-  KeepRule rule = options_.rule;
-  if (chunk.prompt) {
-    if (!options_.blocks && !chunk.ends_prompt()) return 0;
-    rule.every = 1;
-  }
-  return rule.excess(held, chunk.end());
+  if (!chunk.prompt) return options_.rule.excess(held, chunk.end());
+  return options_.blocks || chunk.ends_prompt() ? options_.rule.at_once().excess(held, chunk.end()) : 0;
 }
 
 std::int64_t HeldScoredPolicy::exact_prefix(std::int64_t n) const {
   n = std::max<std::int64_t>(n, 0);
-  KeepRule rule = options_.rule;
-  rule.every = 1;
+  const KeepRule rule = options_.rule.at_once();
   if (options_.blocks) return rule.undropped(n);
   return rule.excess(n, n) > 0 ? n - 1 : n;
 }
@@ -70,6 +67,12 @@ Result<std::unique_ptr<RetentionPolicy>> HeldScoredPolicy::as_part(PolicyPart pa
         "policy '{}' prunes blocks of a prompt, and a composition holds a prompt whole; omit prompt=blocks",
         traits().spec);
   return ScoredPolicy::as_part(part);
+}
+
+double norm_of(std::span<const float> vector) {
+  double square = 0;
+  for (const float x : vector) square += double{x} * double{x};
+  return std::sqrt(square);
 }
 
 }  // namespace kvasir

@@ -49,6 +49,9 @@ class HeldScoredPolicy : public ScoredPolicy, public ReadsHeldKv {
   HeldScoredOptions options_;
 };
 
+// Returns the Euclidean norm of a key or a value.
+double norm_of(std::span<const float> vector);
+
 inline constexpr PolicyOption kHeldBudgetOption{"budget", "1024", kBudgetRange,
                                                 "tokens kept per head, or their share of the tokens seen, rounded up"};
 inline constexpr PolicyOption kHeldEveryOption{

@@ -21,12 +21,6 @@ constexpr PolicyOption kKeyDiffOptions[] = {
 
 enum class Measure { kCosine, kDistance, kNorm };
 
-double norm_of(std::span<const float> key) {
-  double square = 0;
-  for (const float x : key) square += double{x} * double{x};
-  return std::sqrt(square);
-}
-
 class KeyDiffPolicy final : public HeldScoredPolicy {
  public:
   KeyDiffPolicy(Traits traits, const HeldScoredOptions& options, Measure measure, std::int64_t span)
