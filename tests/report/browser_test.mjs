@@ -8,10 +8,10 @@ import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { pathToFileURL } from 'node:url';
 import { findChromium, findPlaywright, launchOptions } from '../web/browser.mjs';
-import { checkNoOverflow, checkSorting, desktop, eventually, hasCount, open, phone } from './report_page.mjs';
+import { checkLabels, checkNoOverflow, checkSorting, desktop, eventually, hasCount, open, phone } from './report_page.mjs';
 
 const kHostile = '</script></style></title><img src=x onerror="window.hostile=1"><!--<script>window.hostile=1</script>';
-const kCharts = 13;  // in the sample
+const kCharts = 14;  // in the sample
 
 async function checkCharts(page) {
   const charts = await page.$$eval('.plot', (plots) => plots.map((plot) => {
@@ -135,6 +135,18 @@ async function checkDark(page) {
   await eventually(line, (colour) => colour !== dark, 'charts follow the colour scheme');
 }
 
+async function checkWidths(page) {
+  for (let width = 340; width <= 1280; width += 47) {
+    await page.setViewportSize({ width, height: 800 });
+    await eventually(() => page.locator('.plot').evaluateAll((plots) => plots.every((plot) => {
+      const { left, right } = plot.querySelector('svg.main-svg').getBoundingClientRect();
+      const box = plot.getBoundingClientRect();
+      return Math.abs(left - box.left) < 2 && Math.abs(right - box.right) < 2;
+    })), (fit) => fit, `charts are drawn at ${width} pixels`);
+    await checkLabels(page);
+  }
+}
+
 const sample = process.argv[2];
 if (!sample) throw new Error('usage: node browser_test.mjs REPORT_SAMPLE');
 const { chromium } = findPlaywright();
@@ -148,6 +160,7 @@ try {
   browser = await chromium.launch(launchOptions(executablePath));
   await open(browser, url, desktop, checkDesktop);
   await open(browser, url, desktop, checkTokens);
+  await open(browser, url, desktop, checkWidths);
   await open(browser, url, desktop, checkSorting);
   await open(browser, url, phone, checkPhone);
   await open(browser, url, { ...desktop, colorScheme: 'dark' }, checkDark);

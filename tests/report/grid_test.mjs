@@ -8,7 +8,7 @@ import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { pathToFileURL } from 'node:url';
 import { findChromium, findPlaywright, launchOptions } from '../web/browser.mjs';
-import { checkNoOverflow, checkSorting, desktop, eventually, open, phone } from './report_page.mjs';
+import { checkLabels, checkNoOverflow, checkSorting, desktop, eventually, open, phone } from './report_page.mjs';
 import { checkContrast } from '../web/page.mjs';
 
 const grid = {
@@ -34,10 +34,7 @@ async function checkCharts(page) {
   const pareto = drawn.filter(([points]) => points === kSettings);
   assert.ok(pareto.length >= 4, `quality over bytes and over time for each task: points and bars are ${drawn.join(' ')}`);
   assert.ok(drawn.every(([points, bars]) => points + bars > 0), `something is drawn in each chart: ${drawn.join(' ')}`);
-  // Labels along an axis do not lie on each other.
-  const ticks = await page.locator('.plot').evaluateAll((plots) => plots.map((plot) => [...plot.querySelectorAll('.xtick text')]
-    .map((label) => label.getBoundingClientRect()).map(({ left, right }) => [left, right]).sort(([a], [b]) => a - b)));
-  for (const labels of ticks) assert.ok(labels.every(([left], i) => i === 0 || left >= labels[i - 1][1]), `labels overlap: ${labels.join(' ')}`);
+  await checkLabels(page);
 }
 
 const checks = (name, more) => async (page) => {

@@ -48,6 +48,17 @@ export async function checkNoOverflow(page, width) {
   assert.deepEqual(wide, [width], 'nothing is wider than the window');
 }
 
+// Labels along the horizontal axis of a chart do not lie on each other.
+export async function checkLabels(page) {
+  const charts = await page.locator('.plot').evaluateAll((plots) => plots.map((plot) => [...plot.querySelectorAll('.xtick text')]
+    .map((label) => ({ text: label.textContent, box: label.getBoundingClientRect() }))
+    .map(({ text, box }) => ({ text, left: box.left, right: box.right })).sort((a, b) => a.left - b.left)));
+  for (const labels of charts) {
+    assert.ok(labels.every(({ left }, i) => i === 0 || left >= labels[i - 1].right),
+      `labels overlap: ${labels.map(({ text, left, right }) => `${text} at ${left} to ${right}`).join(', ')}`);
+  }
+}
+
 // A column's header orders the rows by it: numbers by value, once more the other way round.
 export async function checkSorting(page) {
   const table = page.locator('figure.table table').filter({ has: page.locator('tbody tr:nth-child(3)') }).first();

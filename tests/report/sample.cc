@@ -44,6 +44,15 @@ LineChart perplexity_over_position() {
   return chart;
 }
 
+// A logarithmic axis of one decade in points that are no ticks, where labels come close to each other.
+LineChart quality_over_time() {
+  return {
+      .title = "Quality over time",
+      .x_label = "Seconds",
+      .x_log = true,
+      .series = {{"full", {0.0617, 0.1213, 0.2441, 0.6127}, {4, 3, 2, 1}}, {"streaming", {0.0713, 0.3147}, {3, 2}}}};
+}
+
 LineChart attention_over_distance() {
   LineChart chart{.title = "Attention mass over distance",
                   .note = "Mean over queries and heads. Both axes are logarithmic.",
@@ -267,7 +276,7 @@ Report sample_report() {
            .blocks = {attention_over_distance(), attention_map(64, 1), head_similarity(ColourScale::kLinear),
                       head_similarity(ColourScale::kDiverging), attention_map(512, 16), kept_per_layer()}},
           {.title = "Retention", .blocks = {coloured_text()}},
-          {.title = "Speed", .blocks = {throughput()}},
+          {.title = "Speed", .blocks = {throughput(), quality_over_time()}},
           empty(),
           hostile()}};
 }

@@ -44,13 +44,18 @@ function axisLayout(log, count, more) {
   };
 }
 
-// How many ticks to ask for on an axis of so many pixels. On a logarithmic one, between 1 and 1.4 per decade give powers of
-// ten alone, which is all there is room for when a decade is short. plotly.js widens the range by up to a tenth.
+// How many ticks to ask for on an axis of so many pixels, so that labels of `each` pixels do not touch. plotly.js widens the
+// range by up to a tenth. On a logarithmic axis it labels powers of ten for less than 1.4 ticks a decade, 1, 2, 5 for less
+// than 3.3, and 1, 2, 3 … 9 from there on; on one that is shorter than a decade, steps of one size, the last of which are short.
 function tickCount(log, ends, pixels, each, most) {
   const count = clamp(Math.round(pixels / each), 2, most);
-  if (!log || !ends) return count;
+  if (!log || !ends || ends[0] === ends[1]) return count;
   const decades = Math.log10(ends[1] / ends[0]);
-  return pixels / decades > 2.5 * each ? count : clamp(Math.ceil(decades * 1.15), 2, count);
+  const decade = pixels / decades;
+  if (decade <= 2.5 * each) return clamp(Math.ceil(decades * 1.15), 2, count);
+  if (decades > 0.9) return clamp(Math.floor(decades * 3.3), 1, count);
+  const step = ends[1] * (10 ** (each / decade) - 1);
+  return clamp(Math.floor((ends[1] - ends[0]) / step / 1.5), 1, count);
 }
 
 // On a logarithmic axis with room for it, ticks where the points are: 1, 2, 4, 8 rather than 1, 2, 3 … 9, 10. Not where
