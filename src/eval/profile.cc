@@ -1,6 +1,7 @@
 #include "eval/profile.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/counted.h"
 #include "base/splitmix.h"
@@ -11,6 +12,46 @@ namespace kvasir {
 namespace {
 
 constexpr std::int64_t kArticleTokens = 1000;
+
+// Sums the queries of each head, pair by pair. Rows of a head come in order from one thread, so that sums do not depend
+// on how many there are.
+class QueryStudy {
+ public:
+  explicit QueryStudy(const ModelConfig& config) {
+    profile_.layers = config.governed_layers();
+    profile_.heads = config.governed().heads;
+    profile_.head_dim = config.governed().head_dim;
+    const std::size_t heads = static_cast<std::size_t>(profile_.layers) * static_cast<std::size_t>(profile_.heads);
+    profile_.means.resize(heads * static_cast<std::size_t>(profile_.head_dim));
+    profile_.lengths.resize(heads * static_cast<std::size_t>(profile_.head_dim / 2));
+  }
+
+  void observe(const ObservedQueries& queries) {
+    const auto dim = static_cast<std::size_t>(profile_.head_dim);
+    const std::size_t head = static_cast<std::size_t>(queries.layer) * static_cast<std::size_t>(profile_.heads) +
+                             static_cast<std::size_t>(queries.head);
+    double* const mean = profile_.means.data() + head * dim;
+    double* const length = profile_.lengths.data() + head * (dim / 2);
+    for (int row = 0; row < queries.rows; ++row) {
+      const std::span<const float> query = queries.of(row);
+      for (std::size_t i = 0; i < dim; ++i) mean[i] += double{query[i]};
+      for (std::size_t f = 0; f < dim / 2; ++f)
+        length[f] += std::sqrt(double{query[2 * f]} * query[2 * f] + double{query[2 * f + 1]} * query[2 * f + 1]);
+    }
+  }
+
+  QueryProfile profile(const Hash128& fingerprint, std::int64_t articles, std::int64_t tokens) && {
+    profile_.fingerprint = fingerprint;
+    profile_.articles = articles;
+    profile_.tokens = tokens;
+    for (double& x : profile_.means) x /= static_cast<double>(tokens);
+    for (double& x : profile_.lengths) x /= static_cast<double>(tokens);
+    return std::move(profile_);
+  }
+
+ private:
+  QueryProfile profile_;
+};
 
 // Sums the overlaps of all pairs of heads at the sampled queries, article by article.
 class HeadStudy final : public RowObserver {
@@ -23,7 +64,12 @@ class HeadStudy final : public RowObserver {
               std::vector<double>(static_cast<std::size_t>(config.governed().kv_heads) *
                                       static_cast<std::size_t>(config.governed().kv_heads),
                                   0.0)),
-        sets_(static_cast<std::size_t>(config.governed().kv_heads)) {}
+        sets_(static_cast<std::size_t>(config.governed().kv_heads)),
+        queries_study_(config) {}
+
+  bool wants_queries() const override { return true; }
+  void observe_queries(TokenIndex, const ObservedQueries& queries) override { queries_study_.observe(queries); }
+  QueryStudy& queries() { return queries_study_; }
 
   // Sets the queries of the next article, ascending.
   void begin_article(std::vector<TokenIndex> queries) { queries_ = std::move(queries); }
@@ -62,6 +108,7 @@ class HeadStudy final : public RowObserver {
   std::vector<std::vector<std::uint32_t>> sets_;  // [KV heads]
   std::vector<double> pooled_;
   std::vector<std::uint32_t> order_;
+  QueryStudy queries_study_;
 };
 
 // Draws `count` of the numbers [first, end) without repetition; ascending.
@@ -127,9 +174,9 @@ Status check_profile_options(const LoadedModel& model, const ProfileOptions& opt
   return {};
 }
 
-Result<HeadProfile> profile_heads(const std::shared_ptr<LoadedModel>& model,
-                                  std::span<const std::span<const TokenId>> articles, const ProfileOptions& options,
-                                  const Progress& progress) {
+Result<ModelProfile> profile_model(const std::shared_ptr<LoadedModel>& model,
+                                   std::span<const std::span<const TokenId>> articles, const ProfileOptions& options,
+                                   const Progress& progress) {
   KVASIR_RETURN_IF_ERROR(check_profile_options(*model, options));
   const ModelConfig& config = model->config;
   HeadProfile profile;
@@ -155,9 +202,10 @@ Result<HeadProfile> profile_heads(const std::shared_ptr<LoadedModel>& model,
     KVASIR_RETURN_IF_ERROR(read_observed(model, article, reading, study, on_pass).status());
     profile.tokens += std::ssize(article);
   }
+  QueryProfile queries = std::move(study.queries()).profile(model->fingerprint, profile.articles, profile.tokens);
   profile.overlap = std::move(study).means(profile.queries);
   profile.clusters = cluster_layers(profile.overlap, profile.kv_heads, profile.reps, profile.seed);
-  return profile;
+  return ModelProfile{std::move(profile), std::move(queries)};
 }
 
 }  // namespace kvasir

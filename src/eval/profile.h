@@ -1,4 +1,5 @@
-// Profiles a model's KV heads on texts: which of them attend to the same tokens (retention/head_profile.h).
+// Profiles a model's heads on texts: which KV heads attend to the same tokens (retention/head_profile.h), and how the
+// queries of each head lie (retention/query_profile.h).
 //
 // Every text is cut into articles of `tokens` tokens, each read under `full` from an empty cache. In each article,
 // `queries` of the queries that see more than `top_k` tokens are drawn without repetition.
@@ -12,6 +13,7 @@
 
 #include "eval/scoring.h"
 #include "retention/head_profile.h"
+#include "retention/query_profile.h"
 #include "runtime/loaded_model.h"
 
 namespace kvasir {
@@ -36,10 +38,15 @@ std::int64_t article_tokens(const LoadedModel& model, const ProfileOptions& opti
 // Errors: kInvalidArgument for options out of range.
 Status check_profile_options(const LoadedModel& model, const ProfileOptions& options);
 
-// REQUIRES: article_tokens tokens in each article, at least one article. Errors: those of check_profile_options and
-// read_observed.
-Result<HeadProfile> profile_heads(const std::shared_ptr<LoadedModel>& model,
-                                  std::span<const std::span<const TokenId>> articles, const ProfileOptions& options,
-                                  const Progress& progress);
+struct ModelProfile {
+  HeadProfile heads;
+  QueryProfile queries;
+};
+
+// Profiles the layers that a policy governs. REQUIRES: article_tokens tokens in each article, at least one article.
+// Errors: those of check_profile_options and read_observed.
+Result<ModelProfile> profile_model(const std::shared_ptr<LoadedModel>& model,
+                                   std::span<const std::span<const TokenId>> articles, const ProfileOptions& options,
+                                   const Progress& progress);
 
 }  // namespace kvasir

@@ -189,7 +189,8 @@ KvMemory plan_group(const KvCacheShape& shape, const RetentionPolicy& policy, co
   const int rows = request.prompt > 0 ? static_cast<int>(std::min<std::int64_t>(request.chunk, request.prompt)) : 1;
   memory.policy_bytes = saturating_product(
       policy.most_state_bytes(tables, std::min(request.tokens, kMostPlannedTokens), request.chunk) +
-          PolicyListener::most_bytes(policy, shape, rows) + SlotBiases::most_bytes(policy, shape, memory.entries_max),
+          PolicyListener::most_bytes(policy, shape, std::min(request.tokens, kMostPlannedTokens), rows) +
+          SlotBiases::most_bytes(policy, shape, memory.entries_max),
       sequences);
   if (const auto selector = new_selector(policy, shape)) {
     const std::uint64_t bounds = selector->bytes_for(std::min(request.tokens, kMostPlannedTokens));

@@ -444,7 +444,8 @@ Result<ReplayResult> replay(const AttentionTrace& trace, RetentionPolicy& policy
   KVASIR_RETURN_IF_ERROR(check_replay_options(trace, options));
   KVASIR_RETURN_IF_ERROR(check_replayable(trace, policy, options));
   KVASIR_RETURN_IF_ERROR(check_model(
-      policy, {nullptr, static_cast<int>(trace.layers()), static_cast<int>(replayed_kv_heads(trace, options)), 0}));
+      policy, {nullptr, static_cast<int>(trace.layers()), static_cast<int>(replayed_kv_heads(trace, options)), 0,
+               static_cast<int>(trace.heads()), static_cast<int>(trace.shape().head_dim)}));
   return Replay(trace, policy, options).run(progress);
 }
 

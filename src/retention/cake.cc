@@ -15,6 +15,10 @@ constexpr PolicyOption kCakeOptions[] = {
     {"gamma", "200", "0 to 10^9", "weight of a token's variance beside its mean"},
     {"tau1", "1.6", "0.01 to 1000", "weight of a layer's dispersion: its power is 1 / tau1"},
     {"tau2", "0.4", "0.01 to 1000", "weight of a layer's shift: its power is 1 / tau2"},
+    kShareOption,
+    kFloorOption,
+    kChunkOption,
+    kGateOption,
     kPosOption,
     kProtectOption,
 };
@@ -34,14 +38,6 @@ class CakePolicy final : public PromptWindowPolicy {
   void begin(const TableLayout& layout) override {
     PromptWindowPolicy::begin(layout);
     heads_.assign(static_cast<std::size_t>(layout.tables()), {});
-  }
-
-  void finish_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) override {
-    if (!chunk.ends_prompt()) return;
-    ScoreList& list = this->list(table);
-    const auto layer = static_cast<std::size_t>(table / layout().per_layer);
-    keep(list, table, layer_shares(chunk.end())[layer]);
-    list.hand_over(plan);
   }
 
  private:
@@ -87,11 +83,16 @@ class CakePolicy final : public PromptWindowPolicy {
     return rows > 1 ? squares / static_cast<double>(rows - 1) : 0;
   }
 
-  void prune(ScoreList& list, const Step& step) override {
-    Head& head = heads_[static_cast<std::size_t>(step.table)];
+  void prepare(ScoreList& list, int table) override {
+    Head& head = heads_[static_cast<std::size_t>(table)];
     head.earlier = std::max<std::int64_t>(list.size() - options().window, 0);
     const auto squares = list.values(kSquares).first(static_cast<std::size_t>(head.earlier));
-    head.shift = variance(std::accumulate(squares.begin(), squares.end(), 0.0), rows_observed(step.table));
+    head.shift = variance(std::accumulate(squares.begin(), squares.end(), 0.0), rows_observed(table));
+  }
+
+  bool layers_share() const override { return true; }
+  std::int64_t most_ranked(int table, std::int64_t, std::int64_t seen) const override {
+    return layer_shares(seen)[static_cast<std::size_t>(table / layout().per_layer)];
   }
 
   void rank(ScoreList& list, std::int64_t rows, std::span<double> scores) override {

@@ -51,6 +51,8 @@ struct PolicyModel {
   int layers = 1;
   int kv_heads = 1;
   std::int64_t sliding_window = 0;
+  int heads = 0;     // query heads of a layer; 0: not known
+  int head_dim = 0;  // 0: not known
 };
 
 // The base of all capabilities. Copied only as a part of a policy.
@@ -176,6 +178,9 @@ class ReadsHeldKv : public Capability {
 
   // Receives what the table holds, the chunk's tokens included: after read_kv of all tables, before any end_chunk.
   virtual void read_held(const PolicyChunk& chunk, int table, HeldKv& kv) = 0;
+
+  // Returns the most bytes that read_held allocates for a table of so many tokens, and has given back when it returns.
+  virtual std::uint64_t held_scratch_bytes(const TableLayout& /*layout*/, std::int64_t /*tokens*/) const { return 0; }
 };
 
 // Sums over rows of a chunk of the queries of a table's query heads, as they are before rotation and scaling. Every sum

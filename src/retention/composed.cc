@@ -1,5 +1,7 @@
 #include "retention/composed.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 
@@ -55,6 +57,10 @@ class Part {
     if (wants_held(chunk, table)) held_->read_held(chunk, table, kv);
   }
 
+  std::uint64_t held_scratch_bytes(const TableLayout& layout, std::int64_t tokens) const {
+    return held_ != nullptr ? held_->held_scratch_bytes(layout, tokens) : 0;
+  }
+
   bool wants_queries(const PolicyChunk& chunk, int row) const {
     return queries_ != nullptr && queries_->wants_queries(chunk, row);
   }
@@ -99,7 +105,8 @@ class ComposedPolicy final : public RetentionPolicy,
                              public ReadsHeldKv,
                              public SumsQueries,
                              public WeighsSlots,
-                             public KnowsPromptEnd {
+                             public KnowsPromptEnd,
+                             public DependsOnModel {
  public:
   ComposedPolicy(PolicyTraits traits, std::vector<MassReduction> all, std::unique_ptr<RetentionPolicy> first,
                  std::unique_ptr<RetentionPolicy> second)
@@ -113,6 +120,18 @@ class ComposedPolicy final : public RetentionPolicy,
   // A prompt is held whole until its end.
   std::optional<std::int64_t> bound() const override { return std::nullopt; }
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<ComposedPolicy>(*this); }
+
+  Status check_model(const PolicyModel& model) const override {
+    KVASIR_RETURN_IF_ERROR(kvasir::check_model(*first_, model));
+    return kvasir::check_model(*second_, model);
+  }
+  std::string remark(int kv_heads) const override {
+    std::vector<std::string> remarks;
+    for (const Part* part : {&first_, &second_})
+      if (const DependsOnModel* depends = (*part)->as<DependsOnModel>(); depends != nullptr)
+        if (std::string remark = depends->remark(kv_heads); !remark.empty()) remarks.push_back(std::move(remark));
+    return fmt::format("{}", fmt::join(remarks, "; "));
+  }
 
   void begin(const TableLayout& layout) override {
     tables_ = layout.tables();
@@ -158,6 +177,10 @@ class ComposedPolicy final : public RetentionPolicy,
     second_.read_held(chunk, table, kv);
   }
 
+  std::uint64_t held_scratch_bytes(const TableLayout& layout, std::int64_t tokens) const override {
+    return std::max(first_.held_scratch_bytes(layout, tokens), second_.held_scratch_bytes(layout, tokens));
+  }
+
   bool wants_queries(const PolicyChunk& chunk, int row) const override {
     return first_.wants_queries(chunk, row) || second_.wants_queries(chunk, row);
   }
@@ -199,6 +222,7 @@ class ComposedPolicy final : public RetentionPolicy,
   Capabilities capabilities() const override {
     return Capabilities()
         .with<KnowsPromptEnd>(this)
+        .with<DependsOnModel>(if_a_part_has<DependsOnModel>())
         .with<ObservesMasses>(if_a_part_has<ObservesMasses>())
         .with<ReadsKv>(if_a_part_has<ReadsKv>())
         .with<ReadsHeldKv>(if_a_part_has<ReadsHeldKv>())

@@ -2,122 +2,18 @@
 #include "retention/head_profile.h"
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
 
 #include "base/mapped_file.h"
 #include "base/status.h"
+#include "retention/profile_file.h"
 
 namespace kvasir {
 namespace {
 
 constexpr std::string_view kFirstLine = "kvasir head profile 1";
 
-template <class Number>
-void append_line(std::string& out, std::string_view key, std::span<const Number> values) {
-  out += key;
-  for (const Number value : values) {
-    char digits[32];
-    out += ' ';
-    out.append(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);
-  }
-  out += '\n';
-}
-
-std::string checksum_of(std::string_view text) {
-  Hasher hasher;
-  hasher.add(std::as_bytes(std::span(text)));
-  return hasher.digest().hex();
-}
-
-// Reads a file line by line, and keeps the first error.
-class Lines {
- public:
-  Lines(std::string_view text, const std::string& name) : rest_(text), name_(name) {}
-
-  // Returns the rest of the next line, which must begin with `key`; empty after an error.
-  std::string_view after(std::string_view key) {
-    const std::size_t end = rest_.find('\n');
-    ++line_;
-    if (end == std::string_view::npos) return fail("is cut off");
-    std::string_view line = rest_.substr(0, end);
-    if (!line.starts_with(key) || (line.size() > key.size() && line[key.size()] != ' '))
-      return fail(fmt::format("is not '{} ...'", key));
-    rest_.remove_prefix(end + 1);
-    line.remove_prefix(std::min(line.size(), key.size() + 1));
-    return line;
-  }
-
-  // Reads a line of `key` and one number in [low, high].
-  std::uint64_t number(std::string_view key, std::uint64_t low, std::uint64_t high) {
-    std::uint64_t value = 0;
-    std::string_view text = after(key);
-    if (!take(text, value) || !text.empty() || value < low || value > high) {
-      fail(fmt::format("is not '{}' and a number from {} to {}", key, low, high));
-      return low;
-    }
-    return value;
-  }
-
-  Hash128 hash(std::string_view key) {
-    const std::string_view text = after(key);
-    Hash128 hash;
-    const auto half = [&](std::size_t at, std::uint64_t& value) {
-      const char* begin = text.data() + at;
-      return std::from_chars(begin, begin + 16, value, 16).ptr == begin + 16;
-    };
-    if (text.size() != 32 || !half(0, hash.high) || !half(16, hash.low) || hash.hex() != text)
-      fail(fmt::format("is not '{}' and 32 hexadecimal digits", key));
-    return hash;
-  }
-
-  // Reads a line of `key` and `count` numbers in [low, high].
-  template <class Number>
-  void numbers(std::string_view key, int count, Number low, Number high, std::vector<Number>& out) {
-    std::string_view text = after(key);
-    for (int i = 0; i < count && ok(); ++i) {
-      Number value{};
-      if (!take(text, value) || !(value >= low && value <= high)) fail(complaint(key, count, low, high));
-      out.push_back(value);
-    }
-    if (ok() && !text.empty()) fail(complaint(key, count, low, high));
-  }
-
-  std::string_view fail(std::string_view problem) {
-    if (ok()) status_ = invalid_argument("'{}' is not a sound head profile: line {} {}", name_, line_, problem);
-    rest_ = {};
-    return {};
-  }
-
-  bool ok() const { return status_.ok(); }
-  const Status& status() const { return status_; }
-  std::string_view rest() const { return rest_; }
-
- private:
-  template <class Number>
-  static std::string complaint(std::string_view key, int count, Number low, Number high) {
-    return fmt::format("is not '{}' and {} numbers from {} to {}, one blank apart", key, count, low, high);
-  }
-
-  // Takes a number, and the blank behind it, off the front of a line.
-  template <class Number>
-  static bool take(std::string_view& text, Number& value) {
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc()) return false;
-    text.remove_prefix(static_cast<std::size_t>(end - text.data()));
-    if (text.empty()) return true;
-    if (text.front() != ' ' || text.size() == 1) return false;
-    text.remove_prefix(1);
-    return true;
-  }
-
-  std::string_view rest_;
-  const std::string& name_;
-  int line_ = 0;
-  Status status_;
-};
-
-void read_layer(Lines& lines, int layer, HeadProfile& profile) {
+void read_layer(ProfileLines& lines, int layer, HeadProfile& profile) {
   const int heads = profile.kv_heads;
   if (lines.number("layer", 0, kMostProfileLayers) != static_cast<std::uint64_t>(layer))
     lines.fail(fmt::format("is not 'layer {}'", layer));
@@ -212,11 +108,11 @@ std::string format_head_profile(const HeadProfile& profile) {
   for (std::size_t layer = 0; layer < profile.overlap.size(); ++layer) {
     out += fmt::format("layer {}\n", layer);
     for (std::size_t head = 0; head < heads; ++head)
-      append_line(out, "overlap", std::span(profile.overlap[layer]).subspan(head * heads, heads));
-    append_line<int>(out, "clusters", profile.clusters[layer].cluster);
-    append_line<int>(out, "representatives", profile.clusters[layer].representatives);
+      append_profile_line(out, "overlap", std::span(profile.overlap[layer]).subspan(head * heads, heads));
+    append_profile_line<int>(out, "clusters", profile.clusters[layer].cluster);
+    append_profile_line<int>(out, "representatives", profile.clusters[layer].representatives);
   }
-  return out + "checksum " + checksum_of(out) + "\n";
+  return out + "checksum " + profile_checksum(out) + "\n";
 }
 
 Result<HeadProfile> parse_head_profile(std::string_view text, const std::string& name) {
@@ -225,7 +121,7 @@ Result<HeadProfile> parse_head_profile(std::string_view text, const std::string&
     return invalid_argument("'{}' is not a sound head profile: it is larger than {} MiB", name,
                             kMostProfileBytes >> 20);
   constexpr auto kMostCount = std::uint64_t{1} << 62;
-  Lines lines(text, name);
+  ProfileLines lines(text, name, "head profile");
   if (!lines.after(kFirstLine).empty()) lines.fail(fmt::format("is not '{}'", kFirstLine));
   HeadProfile profile;
   profile.fingerprint = lines.hash("fingerprint");
@@ -238,10 +134,7 @@ Result<HeadProfile> parse_head_profile(std::string_view text, const std::string&
   profile.reps = static_cast<int>(lines.number("reps", 1, static_cast<std::uint64_t>(profile.kv_heads)));
   profile.seed = lines.number("seed", 0, kMostCount);
   for (int layer = 0; layer < profile.layers && lines.ok(); ++layer) read_layer(lines, layer, profile);
-  const std::string sum = checksum_of(text.substr(0, text.size() - lines.rest().size()));
-  if (const std::string_view own = lines.after("checksum"); lines.ok() && own != sum)
-    lines.fail("has another checksum than the lines before it: the file is damaged");
-  if (lines.ok() && !lines.rest().empty()) lines.fail("is not the last");
+  lines.end(text);
   if (!lines.ok()) return lines.status();
   return profile;
 }

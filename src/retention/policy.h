@@ -20,7 +20,8 @@
 //   ReadsKv::read_kv(chunk, table, kv)     once per table, when all rows of the chunk have run
 //   ReadsHeldKv::read_held(...)            once per table that wants it, when read_kv was called for all tables
 //   end_chunk(chunk, table, plan)          once per table, when all rows of the chunk have run
-//   finish_chunk(chunk, table, plan)       once per table, when end_chunk was called for all tables
+//   finish_chunk(chunk, table, plan)       once per table, when end_chunk was called for all tables: one at a time, in
+//                                          order
 //   DropsThoughts::drop_thoughts(...)      between chunks, once at most
 //
 // Only begin, observe, read_queries, read_kv, read_held, end_chunk, finish_chunk, forget, drop_thoughts,
@@ -32,7 +33,7 @@
 // tokens one at a time when the chunk ends, so the chunk size changes results.
 //
 // Thread-safety: none; one policy object serves one sequence. Calls for different tables of one chunk may come from
-// several threads at once, so a policy keeps its state by table.
+// several threads at once, but for finish_chunk, so a policy keeps its state by table.
 #pragma once
 
 #include <cstdint>

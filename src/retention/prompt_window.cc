@@ -1,14 +1,36 @@
 #include "retention/prompt_window.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "base/status.h"
 
 namespace kvasir {
 namespace {
 
-ScoredPolicy::Traits with_window_traits(ScoredPolicy::Traits traits) {
-  traits.reduction = MassReduction::kMean;
+// Reads how the heads of a layer share what they keep.
+Status read_layer_options(const PolicyOptions& given, PromptWindowOptions& options) {
+  constexpr std::string_view kShares[] = {"head", "ada"};
+  KVASIR_ASSIGN_OR_RETURN(const std::string share, given.get_choice("share", kShares));
+  options.ada = share == "ada";
+  KVASIR_ASSIGN_OR_RETURN(options.floor, given.get_double("floor", 0, 1));
+  KVASIR_ASSIGN_OR_RETURN(options.chunk, given.get_int("chunk", 0, std::int64_t{1} << 24));
+  KVASIR_ASSIGN_OR_RETURN(options.gate, get_switch(given, "gate"));
+  if (options.ada && options.chunk > 0)
+    return invalid_argument("policy '{}': with chunk={} all heads of a layer keep the same tokens; omit share=ada",
+                            given.name(), options.chunk);
+  if (options.floor != PromptWindowOptions{}.floor && !options.ada)
+    return invalid_argument("policy '{}': floor={} belongs to share=ada; omit it", given.name(), options.floor);
+  if (options.gate && options.chunk == 0)
+    return invalid_argument("policy '{}': gate=on belongs to chunk=; give chunk=10", given.name());
+  return {};
+}
+
+ScoredPolicy::Traits with_window_traits(ScoredPolicy::Traits traits, const PromptWindowOptions& options) {
+  traits.reduction = options.maximum ? MassReduction::kMax : MassReduction::kMean;
   traits.scope = PolicyScope::kHead;
-  traits.acts = ScoredPolicy::Acts::kAtPromptEnd;
+  traits.whole = !options.blocks;
+  if (!options.blocks && options.every == 0) traits.acts = ScoredPolicy::Acts::kAtPromptEnd;
   return traits;
 }
 
@@ -31,59 +53,209 @@ Result<PromptWindowOptions> PromptWindowOptions::read(const PolicyOptions& given
     KVASIR_ASSIGN_OR_RETURN(const std::string pool, given.get_choice("pool", kPools));
     options.max_pool = pool == "max";
   }
+  if (given.accepts("agg")) {
+    constexpr std::string_view kAggregations[] = {"mean", "max"};
+    KVASIR_ASSIGN_OR_RETURN(const std::string aggregation, given.get_choice("agg", kAggregations));
+    options.maximum = aggregation == "max";
+  }
+  if (given.accepts("share")) {
+    KVASIR_RETURN_IF_ERROR(read_layer_options(given, options));
+  }
+  if (given.accepts("prompt")) {
+    constexpr std::string_view kForms[] = {"whole", "blocks"};
+    KVASIR_ASSIGN_OR_RETURN(const std::string form, given.get_choice("prompt", kForms));
+    options.blocks = form == "blocks";
+    KVASIR_ASSIGN_OR_RETURN(options.every, given.get_int("every", 0, kMostTokens));
+    if (options.blocks && options.ada)
+      return invalid_argument(
+          "policy '{}': prompt=blocks bounds what a head holds, and share=ada does not; omit one of them",
+          given.name());
+  }
   return options;
 }
 
 PromptWindowPolicy::PromptWindowPolicy(Traits traits, const PromptWindowOptions& options)
-    : ScoredPolicy(with_window_traits(std::move(traits))), options_(options) {}
+    : ScoredPolicy(with_window_traits(std::move(traits), options)), options_(options) {}
 
 void PromptWindowPolicy::begin(const TableLayout& layout) {
   ScoredPolicy::begin(layout);
   windows_.assign(static_cast<std::size_t>(layout.tables()), {});
 }
 
+std::optional<std::int64_t> PromptWindowPolicy::bound() const {
+  if (!options_.blocks || options_.every == 0 || options_.budget.is_share()) return std::nullopt;
+  return most_in_table() + options_.every;
+}
+
+// Returns the index behind the window that contains the step's row or follows it; nullopt: there is none.
+std::optional<TokenIndex> PromptWindowPolicy::window_end(const Step& step) const {
+  if (!acts_in(step.chunk.prompt)) return std::nullopt;
+  if (step.chunk.prompt) return options_.blocks ? step.chunk.end() : step.prompt_end();
+  if (options_.every == 0) return std::nullopt;
+  const TokenIndex begin = windows_[static_cast<std::size_t>(step.table)].answer_begin;
+  return begin + ((step.token() - begin) / options_.every + 1) * options_.every;
+}
+
+bool PromptWindowPolicy::wants(const PolicyChunk& chunk, int row, int) const {
+  const Step step{chunk, 0, row};
+  const std::optional<TokenIndex> end = window_end(step);
+  return end && *end - step.token() <= options_.window;
+}
+
+std::int64_t PromptWindowPolicy::exact_prefix(std::int64_t n) const {
+  return options_.blocks ? 0 : std::max<std::int64_t>(n - options_.window, 0);
+}
+
+void PromptWindowPolicy::end_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) {
+  ScoredPolicy::end_chunk(chunk, table, plan);
+  if (chunk.prompt) windows_[static_cast<std::size_t>(table)].answer_begin = chunk.end();
+}
+
 void PromptWindowPolicy::score(ScoreList& list, const Step& step, std::span<const double> mass) {
-  if (!wants(step.chunk, step.row, 0)) return;
+  const std::optional<TokenIndex> end = window_end(step);
+  if (!end || *end - step.token() > options_.window) return;
   Window& window = windows_[static_cast<std::size_t>(step.table)];
-  if (window.prompt_end != step.prompt_end()) {
-    window = {0, step.prompt_end()};
+  if (window.end != *end || window.prompt != step.chunk.prompt) {
+    window = {0, *end, step.chunk.prompt, window.answer_begin};
     for (int i = 0; i < list.values_per_token(); ++i) std::ranges::fill(list.values(i), 0.0);
     begin_window(step.table);
   }
   ++window.rows;
-  // The tokens held when the prompt ends, less the window.
-  const std::int64_t earlier = static_cast<std::int64_t>(mass.size()) + step.prompt_left() - options_.window;
+  // The tokens held when the window ends, less the window.
+  const std::int64_t earlier = static_cast<std::int64_t>(mass.size()) + (*end - step.token() - 1) - options_.window;
   if (earlier > 0) add_row(list, step, window.rows, mass.first(static_cast<std::size_t>(earlier)));
 }
 
 void PromptWindowPolicy::add_row(ScoreList& list, const Step&, std::int64_t, std::span<const double> mass) {
-  double* sums = list.values().data();
-  for (std::size_t i = 0; i < mass.size(); ++i) sums[i] += mass[i];
+  double* scores = list.values().data();
+  if (options_.maximum) {
+    for (std::size_t i = 0; i < mass.size(); ++i)
+      scores[i] = mass[i] > scores[i] || std::isnan(mass[i]) ? mass[i] : scores[i];
+  } else {
+    for (std::size_t i = 0; i < mass.size(); ++i) scores[i] += mass[i];
+  }
 }
 
 void PromptWindowPolicy::rank(ScoreList& list, std::int64_t rows, std::span<double> scores) {
-  for (std::size_t i = 0; i < scores.size(); ++i) scores[i] = list.values()[i] / static_cast<double>(rows);
+  const double among = options_.maximum ? 1 : static_cast<double>(rows);
+  for (std::size_t i = 0; i < scores.size(); ++i) scores[i] = list.values()[i] / among;
 }
 
-void PromptWindowPolicy::keep(ScoreList& list, int table, std::int64_t ranked) {
-  const std::int64_t earlier = list.size() - options_.window;
-  ranked = std::max(ranked, options_.protect);
-  if (earlier <= ranked) return;
-  std::vector<double> scores(static_cast<std::size_t>(earlier));
-  rank(list, rows_observed(table), scores);
-  list.drop_lowest(earlier - ranked, options_.protect, earlier, pooled(scores, options_.kernel, options_.max_pool));
+std::int64_t PromptWindowPolicy::part(int table, std::int64_t seen) const {
+  const std::int64_t ranked = most_ranked(table, list(table).size(), seen);
+  return std::min(std::max(ranked, options_.protect), earlier(table));
+}
+
+// Returns the pooled scores of the tokens before the window.
+std::vector<double> PromptWindowPolicy::scores(int table) {
+  std::vector<double> scores(static_cast<std::size_t>(earlier(table)));
+  rank(list(table), rows_observed(table), scores);
+  scores = pooled(scores, options_.kernel, options_.max_pool);
+  weigh(table, scores);
+  return scores;
+}
+
+bool PromptWindowPolicy::prunes(const PolicyChunk& chunk, int table) const {
+  const ScoreList& list = this->list(table);
+  const std::int64_t waiting = list.all() - list.size();
+  const std::int64_t held = list.size() + (waiting > 0 ? waiting : chunk.rows);
+  return ends_window({chunk, table, chunk.rows - 1}) && held > options_.budget.at(chunk.end());
+}
+
+void PromptWindowPolicy::keep_highest(int table, std::int64_t count) {
+  const std::int64_t earlier = this->earlier(table);
+  if (count < earlier) list(table).drop_lowest(earlier - count, options_.protect, earlier, scores(table));
+}
+
+void PromptWindowPolicy::prune(ScoreList& list, const Step& step) {
+  if (!ends_window(step)) return;
+  prepare(list, step.table);
+  if (!options_.by_layer() && !layers_share()) keep_highest(step.table, part(step.table, step.seen()));
+}
+
+// Decides for the layer of the table `first`. REQUIRES: none of the layer's tables has dropped tokens in this chunk.
+void PromptWindowPolicy::decide_for_layer(int first, std::int64_t seen) {
+  const int heads = layout().per_layer;
+  std::vector<std::vector<double>> scores;
+  std::int64_t held = 0, earlier = 0;
+  for (int head = 0; head < heads; ++head) {
+    scores.push_back(this->scores(first + head));
+    held += list(first + head).size();
+    earlier += this->earlier(first + head);
+  }
+  // What each head would keep alone, if all held equally many tokens.
+  const std::int64_t equal = std::max(most_ranked(first, (held + heads - 1) / heads, seen), options_.protect);
+  if (options_.ada) {
+    const std::vector<std::span<const double>> all(scores.begin(), scores.end());
+    shares_ =
+        share_among_heads(all, std::min(heads * equal, earlier),
+                          static_cast<std::int64_t>(options_.floor * static_cast<double>(equal)), options_.protect);
+    return;
+  }
+  // Where another part of a composition has dropped different tokens of the heads, each head decides alone.
+  same_ = true;
+  for (int head = 1; head < heads; ++head)
+    same_ = same_ && std::ranges::equal(list(first).tokens(), list(first + head).tokens());
+  if (!same_) return;
+  std::vector<double>& sums = scores.front();
+  for (int head = 1; head < heads; ++head)
+    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += scores[static_cast<std::size_t>(head)][i];
+  stays_ = choose_chunks(sums, chunk_choice(part(first, seen)));
+}
+
+void PromptWindowPolicy::finish_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) {
+  if (!ends_window({chunk, table, chunk.rows - 1}) || (!options_.by_layer() && !layers_share())) return;
+  const int head = table % layout().per_layer;
+  ScoreList& list = this->list(table);
+  if (!options_.by_layer()) {
+    keep_highest(table, part(table, chunk.end()));
+  } else {
+    if (head == 0) decide_for_layer(table, chunk.end());
+    if (options_.ada) {
+      keep_highest(table, shares_[static_cast<std::size_t>(head)]);
+    } else {
+      if (!same_) stays_ = choose_chunks(scores(table), chunk_choice(part(table, chunk.end())));
+      const std::int64_t earlier = this->earlier(table);
+      list.drop_if([&](std::int64_t place) { return place < earlier && !stays_[static_cast<std::size_t>(place)]; });
+      if (head + 1 == layout().per_layer) stays_ = {};
+    }
+  }
+  list.hand_over(plan);
+}
+
+Result<std::unique_ptr<RetentionPolicy>> PromptWindowPolicy::as_part(PolicyPart part) const {
+  if (options_.blocks && part == PolicyPart::kAtPromptEnd)
+    return invalid_argument(
+        "policy '{}' prunes blocks of a prompt, and a composition holds a prompt whole; omit prompt=blocks",
+        traits().spec);
+  if (options_.every == 0 && part == PolicyPart::kWhileGenerating)
+    return invalid_argument("policy '{}' acts at the end of a prompt only and cannot come second; put it before the +",
+                            traits().spec);
+  return ScoredPolicy::as_part(part);
 }
 
 void PromptWindowPolicy::save_table(int table, ByteWriter& out) const {
   const Window& window = windows_[static_cast<std::size_t>(table)];
   out.put(window.rows);
-  out.put(window.prompt_end);
+  out.put(window.end);
+  if (options_.every == 0) return;
+  out.put(std::uint8_t{window.prompt});
+  out.put(window.answer_begin);
 }
 
 bool PromptWindowPolicy::restore_table(int table, ByteReader& in) {
   Window& window = windows_[static_cast<std::size_t>(table)];
-  if (!in.get(window.rows) || !in.get(window.prompt_end)) return false;
-  return window.rows >= 0 && window.rows <= options_.window && window.prompt_end >= 0;
+  if (!in.get(window.rows) || !in.get(window.end)) return false;
+  if (window.rows < 0 || window.rows > options_.window || window.end < 0) return false;
+  window.prompt = true;
+  if (options_.every == 0) return true;
+  std::uint8_t prompt = 0;
+  if (!in.get(prompt) || !in.get(window.answer_begin) || prompt > 1) return false;
+  window.prompt = prompt == 1;
+  // Windows end at the same token in all tables, and what came since the last one is all that exceeds the bound.
+  return window.answer_begin >= 0 && window.answer_begin <= seen() &&
+         window.answer_begin == windows_.front().answer_begin &&
+         (!bound() || list(table).size() <= most_in_table() + (seen() - window.answer_begin) % options_.every);
 }
 
 Result<std::int64_t> get_kernel(const PolicyOptions& given) {

@@ -10,8 +10,15 @@ constexpr PolicyOption kPyramidKvOptions[] = {
     kPromptBudgetOption,
     kWindowOption,
     kKernelOption,
-    {"pool", "avg", "avg or max", "how scores are pooled"},
+    kPoolOption,
+    kAggOption,
     {"beta", "20", "0.01 to 10^6", "the last layer keeps (budget - window) / beta besides the window"},
+    kShareOption,
+    kFloorOption,
+    kChunkOption,
+    kGateOption,
+    kBlocksOption,
+    kWhileWritingOption,
     kPosOption,
     kProtectOption,
 };
@@ -23,10 +30,17 @@ class PyramidKvPolicy final : public PromptWindowPolicy {
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<PyramidKvPolicy>(*this); }
 
  private:
-  void prune(ScoreList& list, const Step& step) override {
-    if (list.size() <= options().budget.at(step.seen())) return;
-    const int layer = step.table / layout().per_layer;
-    keep(list, step.table, ranked_in(layer, list.size(), options().ranked(step.seen())));
+  std::int64_t most_ranked(int table, std::int64_t held, std::int64_t seen) const override {
+    // Where memory is bounded, layers hold different numbers of tokens, and the pyramid is that of all tokens seen.
+    const std::int64_t of = options().blocks || options().every > 0 ? seen : held;
+    if (of <= options().budget.at(seen)) return held;
+    return ranked_in(table / layout().per_layer, of, options().ranked(seen));
+  }
+
+  std::int64_t most_in_table() const override {
+    const auto mean = static_cast<double>(options().ranked(0));
+    return std::max(options().window + static_cast<std::int64_t>(std::ceil(std::max(2 * mean - mean / beta_, mean))),
+                    options().budget.tokens);
   }
 
   // Returns what a layer keeps besides the window: it falls linearly from the first layer to the last, with this mean.
@@ -66,7 +80,7 @@ const PolicyInfo kPyramidKvPolicy{
         "window, min = b / beta, max = 2b - min",
     .reference = "PyramidKV, Cai et al., arXiv 2406.02069",
     .options = kPyramidKvOptions,
-    .acts = "at the end of a prompt, for each KV head",
+    .acts = "at the end of a prompt, or of each of its chunks, and every so many tokens written, for each KV head",
     .make = make_pyramidkv,
 };
 

@@ -25,6 +25,8 @@ constexpr auto kPolicies = std::to_array<const PolicyInfo*>({
     &kLagKvPolicy,
     &kExpectedPolicy,
     &kVasePolicy,
+    &kTriAttentionPolicy,
+    &kRkvPolicy,
     &kSyncKvPolicy,
     &kQuestPolicy,
     &kRandomPolicy,
@@ -159,8 +161,9 @@ PolicySpec without_protection(PolicySpec spec) {
 }
 
 PolicySpec spec_of_file(PolicySpec spec) {
+  constexpr std::string_view kOlder[] = {"snapkv", "pyramidkv", "cake"};
   for (PolicyOptions& part : spec.parts) {
-    if (!part.accepts("window") || !part.accepts("kernel")) continue;
+    if (std::ranges::find(kOlder, part.name()) == std::end(kOlder)) continue;
     for (const auto& [option, former] : {std::pair("window", 32), std::pair("kernel", 5)})
       if (!part.has(option)) part.set(option, former);
   }

@@ -96,6 +96,8 @@ extern const PolicyInfo kKeyDiffPolicy;
 extern const PolicyInfo kLagKvPolicy;
 extern const PolicyInfo kExpectedPolicy;
 extern const PolicyInfo kVasePolicy;
+extern const PolicyInfo kTriAttentionPolicy;
+extern const PolicyInfo kRkvPolicy;
 extern const PolicyInfo kSyncKvPolicy;
 extern const PolicyInfo kQuestPolicy;
 

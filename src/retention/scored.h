@@ -102,6 +102,7 @@ class ScoredPolicy : public RetentionPolicy, public ObservesMasses, public Reads
     bool ends_prompt() const { return chunk.prompt && prompt_left() == 0; }
     // The index behind the prompt's last token. Tells prompts apart, since one may be given up halfway.
     TokenIndex prompt_end() const { return chunk.end() + chunk.prompt_left; }
+    TokenIndex token() const { return chunk.first + row; }
   };
 
   void begin(const TableLayout& layout) override;
@@ -154,6 +155,8 @@ class ScoredPolicy : public RetentionPolicy, public ObservesMasses, public Reads
 
   // Whether prune is called after this step.
   bool acts(const Step& step) const;
+  // Whether it is called after any step of a prompt, or of what is generated.
+  bool acts_in(bool prompt) const { return acts_ == Acts::kAlways || prompt == (acts_ == Acts::kAtPromptEnd); }
 
   // Returns the most tokens that a table holds after a prune, up to `seen` tokens, if the policy always acts.
   virtual std::int64_t most_kept(std::int64_t seen) const {

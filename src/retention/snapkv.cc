@@ -5,17 +5,14 @@ namespace kvasir {
 namespace {
 
 constexpr PolicyOption kSnapKvOptions[] = {
-    kPromptBudgetOption, kWindowOption,  kKernelOption, {"pool", "avg", "avg or max", "how scores are pooled"},
-    kPosOption,          kProtectOption,
+    kPromptBudgetOption, kWindowOption, kKernelOption, kPoolOption,         kAggOption, kShareOption,   kFloorOption,
+    kChunkOption,        kGateOption,   kBlocksOption, kWhileWritingOption, kPosOption, kProtectOption,
 };
 
 class SnapKvPolicy final : public PromptWindowPolicy {
  public:
   SnapKvPolicy(Traits traits, const PromptWindowOptions& options) : PromptWindowPolicy(traits, options) {}
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<SnapKvPolicy>(*this); }
-
- private:
-  void prune(ScoreList& list, const Step& step) override { keep(list, step.table, options().ranked(step.seen())); }
 };
 
 Result<std::unique_ptr<RetentionPolicy>> make_snapkv(const PolicyOptions& given) {
@@ -29,13 +26,13 @@ Result<std::unique_ptr<RetentionPolicy>> make_snapkv(const PolicyOptions& given)
 
 const PolicyInfo kSnapKvPolicy{
     .name = "snapkv",
-    .summary = "prunes a prompt once, at its end, by what its last queries attend to; keeps what is generated",
+    .summary = "prunes a prompt at its end by what its last queries attend to; keeps what is generated",
     .formula =
         "score = mean mass of the last window queries, pooled over kernel tokens; keep the window and the best of the "
         "earlier tokens, budget in all",
     .reference = "SnapKV, Li et al., arXiv 2404.14469",
     .options = kSnapKvOptions,
-    .acts = "at the end of a prompt, for each KV head",
+    .acts = "at the end of a prompt, or of each of its chunks, and every so many tokens written, for each KV head",
     .make = make_snapkv,
 };
 

@@ -5,45 +5,16 @@
 #include <string_view>
 #include <utility>
 
-#include "base/hash.h"
 #include "base/status.h"
+#include "retention/profile_file.h"
 
 namespace kvasir {
 namespace {
 
-constexpr std::size_t kChecksumDigits = 16;
-
-// Splits the canonical form "FILE#0123456789abcdef", which names the file's content too.
-struct ProfileName {
-  std::string file;
-  std::string checksum;  // may be empty
-};
-ProfileName split_profile_name(std::string_view text) {
-  const std::size_t hash = text.rfind('#');
-  const std::string_view digits = hash == std::string_view::npos ? "" : text.substr(hash + 1);
-  if (digits.size() != kChecksumDigits || digits.find_first_not_of("0123456789abcdef") != std::string_view::npos)
-    return {std::string(text), ""};
-  return {std::string(text.substr(0, hash)), std::string(digits)};
-}
-
 // Returns the profile that `filled` names, with clusters of options.reps_of heads, and adds its checksum to `filled`.
 Result<std::shared_ptr<const HeadProfile>> read_profile(const SyncKvOptions& options, PolicyOptions& filled) {
-  const ProfileName name = split_profile_name(filled.value("profile"));
-  Result<HeadProfile> found = read_head_profile(name.file);
-  if (!found.ok() && !name.checksum.empty())  // of a saved session
-    return found.status().with_message(found.status().message() +
-                                       "; it is the head profile that this was begun with: put it there again");
-  KVASIR_ASSIGN_OR_RETURN(HeadProfile read, std::move(found));
-  const std::string text = format_head_profile(read);
-  Hasher hasher;
-  hasher.add(std::as_bytes(std::span(text)));
-  const std::string checksum = hasher.digest().hex().substr(0, kChecksumDigits);
-  if (!name.checksum.empty() && name.checksum != checksum)
-    return invalid_argument(
-        "policy 'synckv': the head profile '{}' is not the one of checksum {}, with which this was begun; put that "
-        "there",
-        name.file, name.checksum);
-  filled.set("profile", fmt::format("{}#{}", name.file, checksum));
+  KVASIR_ASSIGN_OR_RETURN(HeadProfile read, read_profile_option<HeadProfile>(filled, "head profile", read_head_profile,
+                                                                             format_head_profile));
   const int reps = options.reps_of(read.kv_heads);
   if (reps > read.kv_heads)
     return invalid_argument("policy 'synckv': reps={} is above the {} KV heads of the profile", reps, read.kv_heads);

@@ -25,9 +25,13 @@ std::uint64_t kv_bytes(const ReadsKv& kv, const KvCacheShape& shape, PolicyScope
 }
 
 // Returns the bytes of the keys and values of one block of what a table holds: a page of each lane.
-std::uint64_t held_bytes(const KvCacheShape& shape, PolicyScope scope) {
+// `tokens`, `bound`: of the sequence.
+std::uint64_t held_bytes(const ReadsHeldKv& held, const KvCacheShape& shape, PolicyScope scope, std::int64_t tokens,
+                         std::optional<std::int64_t> bound, int rows) {
   const auto lanes = static_cast<std::uint64_t>(shape.lanes_per_table(scope));
-  return (2 * lanes + 1) * floats_of_page(shape) * sizeof(float) +
+  const std::int64_t most = bound ? std::min(tokens, *bound - 1 + rows) : tokens;
+  return held.held_scratch_bytes(table_layout(shape, scope), most) +
+         (2 * lanes + 1) * floats_of_page(shape) * sizeof(float) +
          lanes * static_cast<std::uint64_t>(shape.page.slots) * sizeof(std::int64_t);
 }
 
@@ -190,20 +194,23 @@ PolicyListener::PolicyListener(RetentionPolicy* policy, const KvCacheShape& shap
       tables_per_layer_(table_layout(shape, scope_).per_layer),
       masses_(policy->as<ObservesMasses>()),
       kv_(policy->as<ReadsKv>()),
+      bound_(policy->bound()),
       held_(policy->as<ReadsHeldKv>()),
       queries_(policy->as<SumsQueries>()) {}
 
-std::uint64_t PolicyListener::most_bytes(const RetentionPolicy& policy, const KvCacheShape& shape, int rows) {
+std::uint64_t PolicyListener::most_bytes(const RetentionPolicy& policy, const KvCacheShape& shape, std::int64_t tokens,
+                                         int rows) {
   std::uint64_t bytes = 0;
   if (const ReadsKv* kv = policy.as<ReadsKv>()) bytes += kv_bytes(*kv, shape, policy.traits().scope, rows);
-  if (policy.as<ReadsHeldKv>() != nullptr) bytes += held_bytes(shape, policy.traits().scope);
+  if (const ReadsHeldKv* held = policy.as<ReadsHeldKv>())
+    bytes += held_bytes(*held, shape, policy.traits().scope, tokens, policy.bound(), rows);
   if (policy.as<SumsQueries>() != nullptr) bytes += QueryAccumulator::bytes_for(all_heads(shape), shape.page.head_dim);
   return bytes;
 }
 
 std::uint64_t PolicyListener::bytes_for(const PolicyChunk& chunk) const {
   std::uint64_t bytes = kv_ != nullptr ? kv_bytes(*kv_, shape_, scope_, chunk.rows) : 0;
-  if (held_ != nullptr) bytes += held_bytes(shape_, scope_);
+  if (held_ != nullptr) bytes += held_bytes(*held_, shape_, scope_, chunk.end(), bound_, chunk.rows);
   if (wanted_queries(chunk, 0, chunk.rows) > 0)
     bytes += QueryAccumulator::bytes_for(all_heads(shape_), shape_.page.head_dim);
   return bytes;

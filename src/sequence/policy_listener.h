@@ -32,8 +32,10 @@ class PolicyListener final : public AttentionListener {
   // not charged.
   void set_kv_tap(ReadsKv* tap) { kv_tap_ = tap; }
 
-  // Returns the most bytes that a chunk of up to `rows` rows takes, from begin_chunk to end_chunk; and of one chunk.
-  static std::uint64_t most_bytes(const RetentionPolicy& policy, const KvCacheShape& shape, int rows);
+  // Returns the most bytes that a chunk of up to `rows` rows takes, from begin_chunk to end_chunk, of a sequence of up
+  // to `tokens` tokens; and of one chunk.
+  static std::uint64_t most_bytes(const RetentionPolicy& policy, const KvCacheShape& shape, std::int64_t tokens,
+                                  int rows);
   std::uint64_t bytes_for(const PolicyChunk& chunk) const;
   void begin_chunk(const PolicyChunk& chunk);
   // Rows [first, first + rows) of the chunk run next. Returns this object, or null where none of them matters.
@@ -60,8 +62,9 @@ class PolicyListener final : public AttentionListener {
   int tables_per_layer_;
   ObservesMasses* masses_;  // null: the policy does not look at attention
   ReadsKv* kv_;             // null: it reads neither keys nor values of a chunk
-  ReadsHeldKv* held_;       // null: it reads neither keys nor values of what is held
-  SumsQueries* queries_;    // null: it does not look at queries
+  std::optional<std::int64_t> bound_;
+  ReadsHeldKv* held_;     // null: it reads neither keys nor values of what is held
+  SumsQueries* queries_;  // null: it does not look at queries
   QueryAccumulator sums_;
   AttentionObserver* tap_ = nullptr;
   ReadsKv* kv_tap_ = nullptr;

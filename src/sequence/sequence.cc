@@ -22,8 +22,9 @@ int next_chunk_rows(const RetentionPolicy& policy, std::int64_t done, std::int64
 }
 
 PolicyModel policy_model(const LoadedModel& model) {
-  return {&model.fingerprint, model.config.governed_layers(), model.config.governed().kv_heads,
-          model.config.governed().window};
+  const AttentionSpec& governed = model.config.governed();
+  return {&model.fingerprint, model.config.governed_layers(), governed.kv_heads, governed.window, governed.heads,
+          governed.head_dim};
 }
 
 SequenceLayout sequence_layout(const RetentionPolicy& policy, std::optional<KvCodec> codec) {
@@ -80,8 +81,9 @@ Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> 
       listener_(policy_.get(), shape_),
       reads_(*policy_, shape_, new_selector(*policy_, shape_)),
       state_(&cache_->budget()) {
-  policy_->begin(table_layout(shape_, policy_->traits().scope));
   status_ = check_model(*policy_, policy_model(*model_));
+  if (!status_.ok()) return;
+  policy_->begin(table_layout(shape_, policy_->traits().scope));
   if (status_.ok()) status_ = policy_->check_pages(policy_model(*model_), shape_.page);
   if (!status_.ok()) return;
   Result<OffloadedTokens> offloaded =

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <numeric>
 #include <set>
@@ -92,8 +93,9 @@ TEST_F(Profile, AgreesWithTheDefinitions) {
   ASSERT_EQ(articles->size(), 3u);
   EXPECT_EQ((*articles)[1].data(), texts[1].data());       // one of each text in turn
   EXPECT_EQ((*articles)[2].data(), texts[0].data() + 60);  // its second
-  const auto profile = profile_heads(model_, *articles, options, {});
-  ASSERT_TRUE(profile.ok()) << profile.status().message();
+  const auto profiled = profile_model(model_, *articles, options, {});
+  ASSERT_TRUE(profiled.ok()) << profiled.status().message();
+  const HeadProfile* const profile = &profiled->heads;
   std::vector<std::vector<double>> sums(3, std::vector<double>(16, 0.0));
   int queries = 0;
   for (const auto article : *articles) queries += add_overlaps(article, options.top_k, sums);
@@ -111,14 +113,59 @@ TEST_F(Profile, SamplesQueriesByTheSeed) {
   ProfileOptions options{.tokens = 100, .articles = 0, .top_k = 9, .queries = 7, .reps = 2, .seed = 3};
   const auto articles = cut_articles(texts, options.tokens, options.articles);
   ASSERT_TRUE(articles.ok());
-  const auto one = profile_heads(model_, *articles, options, {});
-  const auto again = profile_heads(model_, *articles, options, {});
+  const auto one = profile_model(model_, *articles, options, {});
+  const auto again = profile_model(model_, *articles, options, {});
   options.seed = 4;
-  const auto other = profile_heads(model_, *articles, options, {});
+  const auto other = profile_model(model_, *articles, options, {});
   ASSERT_TRUE(one.ok() && again.ok() && other.ok());
-  EXPECT_EQ(one->queries, 7);
-  EXPECT_EQ(*one, *again);
-  EXPECT_NE(one->overlap, other->overlap);
+  EXPECT_EQ(one->heads.queries, 7);
+  EXPECT_EQ(one->heads, again->heads);
+  EXPECT_EQ(one->queries, again->queries);
+  EXPECT_NE(one->heads.overlap, other->heads.overlap);
+  EXPECT_EQ(one->queries, other->queries);  // all queries count
+}
+
+// The same from the queries of recordings.
+TEST_F(Profile, QueriesAreThoseOfTheText) {
+  const std::vector<std::vector<TokenId>> texts = {text(130, 5), text(70, 11)};
+  const ProfileOptions options{.tokens = 60, .articles = 0, .top_k = 9, .queries = 4, .reps = 2};
+  const auto articles = cut_articles(texts, options.tokens, options.articles);
+  ASSERT_TRUE(articles.ok());
+  const auto profile = profile_model(model_, *articles, options, {});
+  ASSERT_TRUE(profile.ok()) << profile.status().message();
+  const QueryProfile& queries = profile->queries;
+  const int dim = kProfiledModel.d / kProfiledModel.heads;
+  ASSERT_EQ(queries.head_dim, dim);
+  EXPECT_EQ(queries.tokens, 180);
+  EXPECT_EQ(queries.fingerprint, model_->fingerprint);
+  std::vector<double> means(queries.means.size()), lengths(queries.lengths.size());
+  for (const auto article : *articles) {
+    const std::string path = file_->path() + ".npy";
+    auto out = AttentionTraceWriter::open(path, {.layers = kProfiledModel.layers,
+                                                 .heads = kProfiledModel.heads,
+                                                 .tokens = options.tokens,
+                                                 .kv_heads = kProfiledModel.kv_heads,
+                                                 .head_dim = dim});
+    ASSERT_TRUE(out.ok()) << out.status().message();
+    ASSERT_TRUE(record_attention(model_, article, {"full", options.tokens, 0}, *out, {}).ok());
+    ASSERT_TRUE(out->finish().ok());
+    const auto trace = AttentionTrace::open(path);
+    ASSERT_TRUE(trace.ok()) << trace.status().message();
+    std::vector<float> query(static_cast<std::size_t>(dim));
+    for (int layer = 0; layer < kProfiledModel.layers; ++layer)
+      for (int head = 0; head < kProfiledModel.heads; ++head)
+        for (int token = 0; token < options.tokens; ++token) {
+          trace->read(TraceArray::kQueries, layer, head, token, query);
+          const int at = layer * kProfiledModel.heads + head;
+          for (int i = 0; i < dim; ++i) means[at * dim + i] += query[i] / 180.0;
+          for (int f = 0; f < dim / 2; ++f)
+            lengths[at * dim / 2 + f] += std::hypot(double{query[2 * f]}, double{query[2 * f + 1]}) / 180;
+        }
+    std::filesystem::remove(path);
+  }
+  for (std::size_t i = 0; i < means.size(); ++i) EXPECT_NEAR(queries.means[i], means[i], 1e-9) << i;
+  for (std::size_t i = 0; i < lengths.size(); ++i) EXPECT_NEAR(queries.lengths[i], lengths[i], 1e-9) << i;
+  EXPECT_GT(*std::ranges::max_element(queries.lengths), 0.1);
 }
 
 // Replay of synckv on a recording made under it: all that was attended to lies in what replay says is read.

@@ -183,7 +183,7 @@ void converse(const RandomModelSpec& spec, const std::string& codec, const std::
     warm.cache().check_invariants({});
   }
   EXPECT_EQ(hits, (std::set<std::string>{"cake", "cascade", "expected", "full", "h2o", "keydiff", "lagkv", "lethe",
-                                         "pyramidkv", "random", "snapkv", "streaming", "tova", "vase", "window"}));
+                                         "pyramidkv", "random", "rkv", "snapkv", "streaming", "tova", "triattention", "vase", "window"}));
 }
 class PrefixStoreOf : public ::testing::TestWithParam<std::string> {};
 

@@ -1,8 +1,17 @@
-// `keydiff` and `lagkv` against their definitions, computed in long double from all keys and values at once.
+// `keydiff`, `lagkv`, `expected` and `triattention` against their definitions, computed in long double from all keys
+// and values at once.
+#include <fmt/core.h>
+#include <unistd.h>
+
 #include <cmath>
+#include <complex>
+#include <filesystem>
+#include <fstream>
 #include <numeric>
 
 #include "retention/expect_refused.h"
+#include "retention/query_profile.h"
+#include "retention/registry.h"
 #include "retention/scored_checks.h"
 
 namespace kvasir {
@@ -143,7 +152,7 @@ Scores lags(int table, const std::vector<TokenIndex>& held, std::size_t sinks, s
   return scores;
 }
 
-void compare(const std::string& spec, const Naive& naive) {
+void compare(const std::string& spec, const Naive& naive, const TableLayout& layout = kLayout) {
   for (const auto& schedule : test::schedules())
     test::compare_with(
         spec, test::random_mass(1), schedule,
@@ -152,7 +161,7 @@ void compare(const std::string& spec, const Naive& naive) {
           one.table = table;
           return one;
         },
-        kLayout);
+        layout);
 }
 
 TEST(KeyDiff, KeepsWhatItsDefinitionSays) {
@@ -229,8 +238,155 @@ TEST(Expected, KeepsWhatItsDefinitionSays) {
           {.score = score, .budget = 24, .sinks = 4, .recent = 2, .every = 3, .blocks = true});
 }
 
+const TableLayout kTurned{.layers = 2,
+                          .per_layer = 2,
+                          .heads = 2,
+                          .head_dim = kDims,
+                          .turns = std::make_shared<const std::vector<QueryTurn>>(
+                              std::vector<QueryTurn>{{{0.9F, 0.013F}, 1, 0.5F}, {{0.4F}, 1, 0.5F}})};
+using Pair = std::complex<long double>;
+
+// A file that goes away with the object.
+class ProfileFile {
+ public:
+  explicit ProfileFile(const QueryProfile& profile)
+      : path_(std::filesystem::temp_directory_path() / fmt::format("kvasir-queries-{}.profile", ::getpid())) {
+    std::ofstream(path_) << format_query_profile(profile);
+  }
+  ~ProfileFile() { std::filesystem::remove(path_); }
+  std::string path() const { return path_.string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// The statistics of a query head: E[q] of each pair, and E|q|.
+struct PairStatistics {
+  std::array<Pair, kDims / 2> mean{};
+  std::array<long double, kDims / 2> length{};
+};
+
+// Scores of keys from distances to queries to come, with keys as they were before rotation.
+Scores at_distances(int table, const std::vector<TokenIndex>& held,
+                    const std::function<PairStatistics(int head)>& statistics) {
+  const auto& frequencies = (*kTurned.turns)[static_cast<std::size_t>(table / kTurned.per_layer)].frequencies;
+  const TokenIndex seen = held.back() + 1;
+  Scores most(held.size(), -INFINITY);
+  for (int head = 0; head < kTurned.heads; ++head) {
+    const PairStatistics own = statistics(head);
+    Scores scores;
+    for (const TokenIndex token : held) {
+      long double score = 0;
+      for (std::size_t f = 0; f < frequencies.size(); ++f) {
+        const long double step = frequencies[f];
+        const Pair stored(key_element(table, token, static_cast<int>(2 * f)),
+                          key_element(table, token, static_cast<int>(2 * f + 1)));
+        const Pair key = stored * std::polar(1.0L, -static_cast<long double>(token) * step);
+        for (int o = 0; o <= 16; ++o) {
+          const long double distance = static_cast<long double>(seen - token) + std::pow(2.0L, o);
+          score += std::abs(own.mean[f]) * std::abs(key) *
+                   std::cos(distance * step + std::arg(own.mean[f] * std::conj(key))) / 17;
+        }
+        score += (own.length[f] - std::abs(own.mean[f])) * std::abs(key);
+      }
+      scores.push_back(score);
+    }
+    const long double count = std::ssize(held);
+    const long double mean = std::accumulate(scores.begin(), scores.end(), 0.0L) / count;
+    long double square = 0;
+    for (const long double score : scores) square += (score - mean) * (score - mean) / count;
+    for (std::size_t i = 0; i < held.size(); ++i)
+      most[i] = std::max(most[i], (scores[i] - mean) / std::max(std::sqrt(square), 1e-6L));
+  }
+  return most;
+}
+
+TEST(TriAttention, KeepsWhatItsDefinitionSaysOfAProfile) {
+  QueryProfile profile{.layers = 2, .heads = 4, .head_dim = kDims, .articles = 1, .tokens = 7};
+  for (int i = 0; i < 2 * 4 * kDims; ++i) profile.means.push_back(std::sin(3.7 * i));
+  for (int i = 0; i < 2 * 4 * kDims / 2; ++i) profile.lengths.push_back(1.5 + std::cos(2.3 * i));
+  const ProfileFile file(profile);
+  const auto score = [&](int table, const std::vector<TokenIndex>& held) {
+    return at_distances(table, held, [&](int head) {
+      PairStatistics own;
+      const int query_head = table % 2 * 2 + head;
+      for (std::size_t f = 0; f < kDims / 2; ++f) {
+        own.mean[f] = {profile.mean(table / 2, query_head)[2 * f], profile.mean(table / 2, query_head)[2 * f + 1]};
+        own.length[f] = std::max<long double>(profile.length(table / 2, query_head)[f], std::abs(own.mean[f]));
+      }
+      return own;
+    });
+  };
+  compare("triattention:budget=20,recent=3,every=9,profile=" + file.path(),
+          {.score = score, .budget = 20, .recent = 3, .every = 9}, kTurned);
+  compare("triattention:budget=24,sinks=2,recent=0,every=4,prompt=blocks,profile=" + file.path(),
+          {.score = score, .budget = 24, .sinks = 2, .every = 4, .blocks = true}, kTurned);
+}
+
+TEST(TriAttention, TheTextsOwnQueriesStandInForAProfile) {
+  const auto score = [](int table, const std::vector<TokenIndex>& held) {
+    return at_distances(table, held, [&](int head) {
+      PairStatistics own;
+      const auto count = static_cast<long double>(held.back() + 1);
+      for (TokenIndex token = 0; token <= held.back(); ++token)
+        for (std::size_t f = 0; f < kDims / 2; ++f) {
+          const Pair query(test::query_element(table, head, token, static_cast<int>(2 * f)),
+                           test::query_element(table, head, token, static_cast<int>(2 * f + 1)));
+          own.mean[f] += query / count;
+          own.length[f] += std::norm(query) / count;
+        }
+      for (long double& length : own.length) length = std::sqrt(length);
+      return own;
+    });
+  };
+  compare("triattention:budget=20,recent=3,every=9", {.score = score, .budget = 20, .recent = 3, .every = 9}, kTurned);
+}
+
+TEST(TriAttention, RefusesProfilesOfOtherModels) {
+  QueryProfile profile{.layers = 2, .heads = 4, .head_dim = 2, .articles = 1, .tokens = 7};
+  profile.means.resize(2 * 4 * 2, 0.5);
+  profile.lengths.resize(2 * 4, 1);
+  const ProfileFile file(profile);
+  const auto policy = make_policy("triattention:profile=" + file.path());
+  ASSERT_TRUE(policy.ok()) << policy.status().message();
+  EXPECT_TRUE((*policy)->traits().spec.starts_with("triattention:budget=2048,profile=" + file.path() + "#"));
+  const auto check = [&](const PolicyModel& model) { return check_model(**policy, model); };
+  EXPECT_TRUE(check({&profile.fingerprint, 2, 2, 0, 4, 2}).ok());
+  EXPECT_FALSE(check({&profile.fingerprint, 3, 2, 0, 4, 2}).ok());
+  EXPECT_FALSE(check({&profile.fingerprint, 2, 2, 0, 6, 2}).ok());
+  EXPECT_FALSE(check({&profile.fingerprint, 2, 2, 0, 4, 64}).ok());
+  const Hash128 other{1, 2};
+  EXPECT_FALSE(check({&other, 2, 2, 0, 4, 2}).ok());
+  // Within a composition, too.
+  const auto pair = make_policy("snapkv:budget=20,window=6+triattention:budget=500,recent=8,profile=" + file.path());
+  ASSERT_TRUE(pair.ok()) << pair.status().message();
+  EXPECT_FALSE(check_model(**pair, {&other, 2, 2, 0, 4, 2}).ok());
+}
+
+TEST(QueryProfile, ReadsWhatItWrites) {
+  QueryProfile profile{{3, 4}, 2, 3, 4, 5, 6000, {}, {}};
+  for (int i = 0; i < 24; ++i) profile.means.push_back(std::sin(i) / 3);
+  for (int i = 0; i < 12; ++i) profile.lengths.push_back(1.0 / (i + 3));
+  const std::string text = format_query_profile(profile);
+  const auto read = parse_query_profile(text, "q.profile");
+  ASSERT_TRUE(read.ok()) << read.status().message();
+  EXPECT_EQ(*read, profile);
+  for (std::size_t size = 0; size < text.size(); size += 7)
+    EXPECT_FALSE(parse_query_profile(text.substr(0, size), "q.profile").ok()) << size;
+  const auto with = [&](const std::string& old, const std::string& changed) {
+    std::string damaged = text;
+    damaged.replace(damaged.find(old), old.size(), changed);
+    return parse_query_profile(damaged, "q.profile").status().message();
+  };
+  EXPECT_NE(with("heads 3", "heads 0").find("line 4"), std::string::npos);
+  EXPECT_NE(with("head_dim 4", "head_dim 3").find("even"), std::string::npos);
+  EXPECT_NE(with("tokens 6000", "tokens 6001").find("checksum"), std::string::npos);
+  EXPECT_NE(with("mean 0 ", "mean nan ").find("line 9"), std::string::npos);
+}
+
 TEST(HeldScored, ArePoliciesLikeTheOthers) {
-  for (const char* spec : {"expected:budget=20,every=5", "expected:budget=20,prompt=blocks,spread=off"})
+  for (const char* spec : {"expected:budget=20,every=5", "expected:budget=20,prompt=blocks,spread=off",
+                           "triattention:budget=20,recent=4,every=5", "triattention:budget=20,recent=0,prompt=blocks"})
     test::check_scored_policy(spec);
   for (const char* spec : {"keydiff:budget=20,every=5", "keydiff:budget=20,prompt=blocks,every=1",
                            "keydiff:budget=30%,recent=2,prompt=blocks", "keydiff:budget=20,every=0",

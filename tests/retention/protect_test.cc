@@ -167,7 +167,7 @@ TEST(Protect, SpecsOfEarlierFilesKeepTheirMeaning) {
   EXPECT_EQ(spec_of_file("snapkv:budget=64"), "snapkv:budget=64,window=32,kernel=5");
   EXPECT_EQ(spec_of_file("cake:budget=64,window=8+lethe:tau=400,start=512"),
             "cake:budget=64,window=8,kernel=5+lethe:tau=400,start=512");
-  for (const char* spec : {"snapkv:budget=64,window=16,kernel=15", "streaming:sinks=4,window=60", "full"})
+  for (const char* spec : {"snapkv:budget=64,window=16,kernel=15", "streaming:sinks=4,window=60", "full", "rkv:budget=64"})
     EXPECT_EQ(spec_of_file(spec), spec);
   const auto now = std::move(*make_policy("snapkv:budget=64,window=32,kernel=5"));
   now->begin({});

@@ -206,7 +206,7 @@ class TableDriver {
     });
     for (std::size_t t = 0; t < tables_.size(); ++t) apply(plans[t], tables_[t]);
     for (KeepPlan& plan : plans) plan.clear();
-    for_each_table([&](int t) { policy_->finish_chunk(chunk, t, plans[static_cast<std::size_t>(t)]); });
+    for (int t = 0; t < layout_.tables(); ++t) policy_->finish_chunk(chunk, t, plans[static_cast<std::size_t>(t)]);
     for (std::size_t t = 0; t < tables_.size(); ++t) apply(plans[t], tables_[t]);
     check_state();
     check_agreement();

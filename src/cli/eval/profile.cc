@@ -1,4 +1,5 @@
-// kvasir profile: which KV heads of a model attend alike, for SyncKV; and how far two such profiles agree.
+// kvasir profile: which KV heads of a model attend alike, for SyncKV; how its queries lie, for TriAttention; and how
+// far two profiles of heads agree.
 #include "eval/profile.h"
 
 #include <fmt/core.h>
@@ -21,6 +22,7 @@ struct ProfileCommand {
   EngineOptions engine;
   std::vector<std::string> files;
   std::string out;
+  std::string queries;
   std::vector<std::string> compare;
   ProfileOptions profile;
   bool json = false;
@@ -66,10 +68,18 @@ Json to_json(const ProfileCommand& command, const HeadProfile& profile) {
                       {"representative_overlap", overlap_with_representative(profile, layer)},
                       {"overlap", std::move(overlap)}});
   }
-  return {{"model", command.engine.model}, {"profile", command.out},     {"fingerprint", profile.fingerprint.hex()},
-          {"kv_heads", profile.kv_heads},  {"top_k", profile.top_k},     {"queries", profile.queries},
-          {"articles", profile.articles},  {"tokens", profile.tokens},   {"reps", profile.reps},
-          {"seed", profile.seed},          {"layers", std::move(layers)}};
+  return {{"model", command.engine.model},
+          {"profile", command.out},
+          {"query_profile", command.queries},
+          {"fingerprint", profile.fingerprint.hex()},
+          {"kv_heads", profile.kv_heads},
+          {"top_k", profile.top_k},
+          {"queries", profile.queries},
+          {"articles", profile.articles},
+          {"tokens", profile.tokens},
+          {"reps", profile.reps},
+          {"seed", profile.seed},
+          {"layers", std::move(layers)}};
 }
 
 std::string text_of(const HeadProfile& profile) {
@@ -94,11 +104,16 @@ std::string text_of(const HeadProfile& profile) {
 Status make_profile(const ProfileCommand& command) {
   if (command.engine.model.empty()) return invalid_argument("--model is required");
   if (command.files.empty()) return invalid_argument("--file is required");
-  if (command.out.empty()) return invalid_argument("--out is required");
+  if (command.out.empty() && command.queries.empty())
+    return invalid_argument("say where to write: --out FILE for heads, --query-profile FILE for queries, or both");
+  if (command.out == command.queries) return invalid_argument("--out and --query-profile name the same file");
   std::vector<std::string> inputs = command.files;
   inputs.push_back(command.engine.model);
-  KVASIR_RETURN_IF_ERROR(check_output(command.out, inputs));
-  KVASIR_RETURN_IF_ERROR(check_replaceable(command.out));
+  for (const std::string& out : {command.out, command.queries}) {
+    if (out.empty()) continue;
+    KVASIR_RETURN_IF_ERROR(check_output(out, inputs));
+    KVASIR_RETURN_IF_ERROR(check_replaceable(out));
+  }
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, open_model(command.engine));
   KVASIR_RETURN_IF_ERROR(check_profile_options(*model, command.profile));
   if (model->config.governed().kv_heads == 1)
@@ -112,23 +127,26 @@ Status make_profile(const ProfileCommand& command) {
   KVASIR_ASSIGN_OR_RETURN(const auto articles,
                           cut_articles(texts, article_tokens(*model, command.profile), command.profile.articles));
   catch_interrupts();
-  HeadProfile profile;
+  ModelProfile profile;
   {
     ProgressBar bar("profiling");
     KVASIR_ASSIGN_OR_RETURN(profile,
-                            profile_heads(model, articles, command.profile, [&](std::int64_t done, std::int64_t total) {
+                            profile_model(model, articles, command.profile, [&](std::int64_t done, std::int64_t total) {
                               bar.update(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(total), "tokens");
                               return !interrupted();
                             }));
   }
-  const std::string file = format_head_profile(profile);
-  KVASIR_RETURN_IF_ERROR(write_file(command.out, std::as_bytes(std::span(file))));
-  return command.json ? print_json(to_json(command, profile)) : print(text_of(profile));
+  const auto write = [](const std::string& path, const std::string& text) -> Status {
+    return path.empty() ? Status() : write_file(path, std::as_bytes(std::span(text)));
+  };
+  KVASIR_RETURN_IF_ERROR(write(command.out, format_head_profile(profile.heads)));
+  KVASIR_RETURN_IF_ERROR(write(command.queries, format_query_profile(profile.queries)));
+  return command.json ? print_json(to_json(command, profile.heads)) : print(text_of(profile.heads));
 }
 
 Status compare(const ProfileCommand& command) {
-  if (!command.files.empty() || !command.out.empty())
-    return invalid_argument("--compare reads two profiles and writes none; leave out -f and -o");
+  if (!command.files.empty() || !command.out.empty() || !command.queries.empty())
+    return invalid_argument("--compare reads two profiles and writes none; leave out -f, -o and --query-profile");
   KVASIR_ASSIGN_OR_RETURN(const HeadProfile one, read_head_profile(command.compare[0]));
   KVASIR_ASSIGN_OR_RETURN(const HeadProfile other, read_head_profile(command.compare[1]));
   KVASIR_ASSIGN_OR_RETURN(const ProfileAgreement agreement, compare_profiles(one, other));
@@ -154,7 +172,7 @@ Status compare(const ProfileCommand& command) {
 void add_profile(CLI::App& program, Outcome& outcome) {
   auto options = std::make_shared<ProfileCommand>();
   CLI::App* command =
-      program.add_subcommand("profile", "Which KV heads of a model attend alike, for the policy 'synckv'");
+      program.add_subcommand("profile", "How a model's heads attend, for the policies 'synckv' and 'triattention'");
   add_engine_options(*command, options->engine);
   command->get_option("--model")->required(false);  // --compare needs none
   add_kv_memory_option(*command, options->engine);
@@ -162,7 +180,12 @@ void add_profile(CLI::App& program, Outcome& outcome) {
   command->add_option("-f,--file", options->files, "Text to read; may be repeated")
       ->type_name("FILE")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  command->add_option("-o,--out", options->out, "File to write the profile to")->type_name("FILE");
+  command->add_option("-o,--out", options->out, "File to write the profile of heads to, for the policy 'synckv'")
+      ->type_name("FILE");
+  command
+      ->add_option("--query-profile", options->queries,
+                   "File to write the profile of queries to, for the policy 'triattention'")
+      ->type_name("FILE");
   command
       ->add_option("--tokens", profile.tokens,
                    "Tokens of an article, read by itself; 0: 1000, or the trained context if that is less")

@@ -117,7 +117,9 @@ Status plan(PlanOptions options) {
   PolicySpec spec = asked.value_or(PolicySpec::named("streaming"));
   if (!asked) spec.parts.front().set("cap", std::max<std::int64_t>(config.context, 5));
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(spec));
-  const PolicyModel model{nullptr, config.governed_layers(), config.governed().kv_heads, config.governed().window};
+  const AttentionSpec& governed = config.governed();
+  const PolicyModel model{nullptr,         config.governed_layers(), governed.kv_heads,
+                          governed.window, governed.heads,           governed.head_dim};
   KVASIR_RETURN_IF_ERROR(check_model(*policy, model));
   KVASIR_RETURN_IF_ERROR(policy->check_pages(model, shape.page));
   const ColdTier any(nullptr, 0);  // only its presence matters

@@ -207,6 +207,11 @@ class ExpectedPolicy final : public HeldScoredPolicy, public SumsQueries {
     });
   }
 
+  // Scores of all heads, apart.
+  std::uint64_t held_scratch_bytes(const TableLayout& layout, std::int64_t tokens) const override {
+    return static_cast<std::uint64_t>(layout.heads) * static_cast<std::uint64_t>(tokens) * sizeof(double);
+  }
+
   ExpectedOptions options_;
   std::vector<Queries> queries_;
 };
