@@ -130,7 +130,8 @@ class ProfileLines {
   Status status_;
 };
 
-// What an option `profile=` names: a file, and in the canonical form "FILE#0123456789abcdef" its content too.
+// The value of an option `profile=`: a file, and in the canonical form "FILE#0123456789abcdef" a checksum of its
+// content.
 struct ProfileName {
   std::string file;
   std::string checksum;  // may be empty

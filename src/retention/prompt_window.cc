@@ -62,9 +62,7 @@ Result<PromptWindowOptions> PromptWindowOptions::read(const PolicyOptions& given
     KVASIR_RETURN_IF_ERROR(read_layer_options(given, options));
   }
   if (given.accepts("prompt")) {
-    constexpr std::string_view kForms[] = {"whole", "blocks"};
-    KVASIR_ASSIGN_OR_RETURN(const std::string form, given.get_choice("prompt", kForms));
-    options.blocks = form == "blocks";
+    KVASIR_ASSIGN_OR_RETURN(options.blocks, get_blocks(given));
     KVASIR_ASSIGN_OR_RETURN(options.every, given.get_int("every", 0, kMostTokens));
     if (options.blocks && options.ada)
       return invalid_argument(
@@ -183,7 +181,7 @@ void PromptWindowPolicy::decide_for_layer(int first, std::int64_t seen) {
     held += list(first + head).size();
     earlier += this->earlier(first + head);
   }
-  // What each head would keep alone, if all held equally many tokens.
+  // The number of tokens that a head would keep alone, if all heads held equally many.
   const std::int64_t equal = std::max(most_ranked(first, (held + heads - 1) / heads, seen), options_.protect);
   if (options_.ada) {
     const std::vector<std::span<const double>> all(scores.begin(), scores.end());
@@ -224,10 +222,7 @@ void PromptWindowPolicy::finish_chunk(const PolicyChunk& chunk, int table, KeepP
 }
 
 Result<std::unique_ptr<RetentionPolicy>> PromptWindowPolicy::as_part(PolicyPart part) const {
-  if (options_.blocks && part == PolicyPart::kAtPromptEnd)
-    return invalid_argument(
-        "policy '{}' prunes blocks of a prompt, and a composition holds a prompt whole; omit prompt=blocks",
-        traits().spec);
+  KVASIR_RETURN_IF_ERROR(check_blocks(options_.blocks, part, traits().spec));
   if (options_.every == 0 && part == PolicyPart::kWhileGenerating)
     return invalid_argument("policy '{}' acts at the end of a prompt only and cannot come second; put it before the +",
                             traits().spec);

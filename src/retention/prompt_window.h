@@ -8,7 +8,7 @@
 // conversation) acts again, on what is held at its end. If such a prompt is shorter than the window, its rows are all
 // the queries there are; the last `window` tokens held are kept all the same.
 //
-// Each head decides alone, or the heads of a layer decide together when all their scores are known (layer_choice.h).
+// A head decides alone, or the heads of a layer decide together when all their scores are known (layer_choice.h).
 //
 // Thread-safety: as ScoredPolicy's.
 #pragma once

@@ -225,6 +225,19 @@ Result<bool> get_switch(const PolicyOptions& given, std::string_view key) {
   return *state == "on";
 }
 
+Result<bool> get_blocks(const PolicyOptions& given) {
+  constexpr std::string_view kForms[] = {"whole", "blocks"};
+  const Result<std::string> form = given.get_choice("prompt", kForms);
+  if (!form.ok()) return form.status();
+  return *form == "blocks";
+}
+
+Status check_blocks(bool blocks, PolicyPart part, const std::string& spec) {
+  if (!blocks || part != PolicyPart::kAtPromptEnd) return {};
+  return invalid_argument(
+      "policy '{}' prunes blocks of a prompt, and a composition holds a prompt whole; omit prompt=blocks", spec);
+}
+
 SplitMix draws_of_table(std::int64_t seed, int table) {
   SplitMix seeds(static_cast<std::uint64_t>(seed) ^ (static_cast<std::uint64_t>(table) << 32));
   return SplitMix(seeds.next());

@@ -201,6 +201,10 @@ class KeepHighestPolicy final : public ScoredPolicy {
 
 // Reads an option that is on or off.
 Result<bool> get_switch(const PolicyOptions& given, std::string_view key);
+// Reads the option prompt: whether each chunk of a prompt is pruned, or the prompt when it ends.
+Result<bool> get_blocks(const PolicyOptions& given);
+// Refuses prompt=blocks in the part of a composition that acts at a prompt's end. Errors: kInvalidArgument.
+Status check_blocks(bool blocks, PolicyPart part, const std::string& spec);
 // Returns the generator of a table: each has its own draws of one seed.
 SplitMix draws_of_table(std::int64_t seed, int table);
 

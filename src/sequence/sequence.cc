@@ -84,7 +84,7 @@ Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> 
   status_ = check_model(*policy_, policy_model(*model_));
   if (!status_.ok()) return;
   policy_->begin(table_layout(shape_, policy_->traits().scope));
-  if (status_.ok()) status_ = policy_->check_pages(policy_model(*model_), shape_.page);
+  status_ = policy_->check_pages(policy_model(*model_), shape_.page);
   if (!status_.ok()) return;
   Result<OffloadedTokens> offloaded =
       OffloadedTokens::create(*policy_, cache_.get(), shape_, model_->demotion_file.get(), model_->cold_tier.get());

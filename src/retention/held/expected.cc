@@ -165,9 +165,7 @@ class ExpectedPolicy final : public HeldScoredPolicy, public SumsQueries {
   // Returns the logits [head][token].
   std::vector<double> logits(int table, HeldKv& kv) const {
     const auto tokens = static_cast<std::size_t>(kv.tokens()), heads = static_cast<std::size_t>(layout().heads);
-    std::int64_t newest = 0;  // position
-    kv.visit(HeldKv::Sides::kKeys,
-             [&](const HeldKv::Block& block) { newest = block.origin + block.kv.rotation(0, block.kv.rows - 1); });
+    const std::int64_t newest = newest_position(kv);
     std::vector<double> logits(heads * tokens);
     std::vector<Head> of_frame;
     std::optional<std::int64_t> origin;

@@ -19,9 +19,7 @@ ScoredPolicy::Traits with_held_traits(ScoredPolicy::Traits traits, const HeldSco
 Result<HeldScoredOptions> HeldScoredOptions::read(const PolicyOptions& given) {
   HeldScoredOptions options;
   KVASIR_ASSIGN_OR_RETURN(options.rule, KeepRule::read(given));
-  constexpr std::string_view kForms[] = {"whole", "blocks"};
-  KVASIR_ASSIGN_OR_RETURN(const std::string form, given.get_choice("prompt", kForms));
-  options.blocks = form == "blocks";
+  KVASIR_ASSIGN_OR_RETURN(options.blocks, get_blocks(given));
   return options;
 }
 
@@ -62,11 +60,15 @@ void HeldScoredPolicy::prune(ScoreList& list, const Step& step) {
 }
 
 Result<std::unique_ptr<RetentionPolicy>> HeldScoredPolicy::as_part(PolicyPart part) const {
-  if (options_.blocks && part == PolicyPart::kAtPromptEnd)
-    return invalid_argument(
-        "policy '{}' prunes blocks of a prompt, and a composition holds a prompt whole; omit prompt=blocks",
-        traits().spec);
+  KVASIR_RETURN_IF_ERROR(check_blocks(options_.blocks, part, traits().spec));
   return ScoredPolicy::as_part(part);
+}
+
+std::int64_t newest_position(HeldKv& kv) {
+  std::int64_t newest = 0;
+  kv.visit(HeldKv::Sides::kKeys,
+           [&](const HeldKv::Block& block) { newest = block.origin + block.kv.rotation(0, block.kv.rows - 1); });
+  return newest;
 }
 
 double norm_of(std::span<const float> vector) {

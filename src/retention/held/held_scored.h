@@ -49,6 +49,9 @@ class HeldScoredPolicy : public ScoredPolicy, public ReadsHeldKv {
   HeldScoredOptions options_;
 };
 
+// Returns the position of the newest token that a table holds.
+std::int64_t newest_position(HeldKv& kv);
+
 // Returns the Euclidean norm of a key or a value.
 double norm_of(std::span<const float> vector);
 

@@ -70,7 +70,7 @@ class TriAttentionPolicy final : public HeldScoredPolicy, public SumsQueries, pu
   }
 
  private:
-  // What a table without a profile has summed: of each head its queries, then the squared lengths of their pairs.
+  // The sums of a table without a profile: of each head its queries, then the squared lengths of their pairs.
   struct Queries {
     std::int64_t rows = 0;
     std::vector<double> sums;
@@ -132,7 +132,7 @@ class TriAttentionPolicy final : public HeldScoredPolicy, public SumsQueries, pu
     return made;
   }
 
-  // Returns the heads of a table for queries that come `offset` positions behind `next`, averaged over the offsets.
+  // Returns the heads of a table for queries at `next` and the offsets behind it, averaged over the offsets.
   // Where keys are not rotated, the score is the product with the mean query.
   std::vector<Head> heads_at(int table, std::int64_t next) const {
     static const QueryTurn kNoTurn;
@@ -172,9 +172,7 @@ class TriAttentionPolicy final : public HeldScoredPolicy, public SumsQueries, pu
   }
 
   void score_held(int table, HeldKv& kv, std::span<double> scores) override {
-    std::int64_t newest = 0;  // position
-    kv.visit(HeldKv::Sides::kKeys,
-             [&](const HeldKv::Block& block) { newest = block.origin + block.kv.rotation(0, block.kv.rows - 1); });
+    const std::int64_t newest = newest_position(kv);
     const auto heads = static_cast<std::size_t>(layout().heads);
     std::vector<double> own(heads * scores.size());
     std::vector<Head> of_frame;
