@@ -48,6 +48,7 @@ struct KvReport {
   // Tokens that the newest generated token read, if its policy chooses (quest): mean over layers and KV heads. 0: all
   // kept.
   std::int64_t read = 0;
+  std::int64_t repeated = 0;  // rows that repeated the text for its policy (kvzip) since the text began or was loaded
   bool demotes = false;  // dropped tokens are stored elsewhere (docs/policies/demotion.md)
   // Demoted tokens: number, mean over layers and KV heads; bytes in memory (part of `bytes`) and in the file; pages per
   // KV head that rows recalled so far, recalled pages read from the file, and the seconds waited for the file.

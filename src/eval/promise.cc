@@ -41,6 +41,7 @@ class PolicyReader {
   // Reads the next token. Returns its logits, valid until the model's next pass.
   Result<std::span<const float>> read_token() {
     const double before = seconds_of(*runner_);
+    KVASIR_RETURN_IF_ERROR(runner_->step().repeat(runner_->whole(), options_.chunk));
     KVASIR_ASSIGN_OR_RETURN(const StepResult pass, runner_->feed_pass(text_.subspan(done(), 1), options_.chunk,
                                                                       Logits::kAll, Source::kGenerated));
     run_.policy_seconds += seconds_of(*runner_) - before;

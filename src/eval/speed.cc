@@ -204,7 +204,10 @@ class Passes {
   Status prepare(Base& base, const RetentionPolicy& policy) {
     for (int b = 0; b < base.sequences; ++b) {
       base.runners.push_back(std::make_unique<SequenceRunner>(model_, cache_, policy.clone()));
-      if (base.depth > 0) KVASIR_RETURN_IF_ERROR(feed(*base.runners.back(), base.depth, Source::kPrompt));
+      if (base.depth == 0) continue;
+      SequenceRunner& runner = *base.runners.back();
+      KVASIR_RETURN_IF_ERROR(feed(runner, base.depth, Source::kPrompt));
+      KVASIR_RETURN_IF_ERROR(runner.step().repeat(runner.whole(), model_->options.chunk));
     }
     return {};
   }

@@ -66,23 +66,20 @@ class CachedReader final : public TextReader {
     results_.assign(requests_.size(), {});
     plan_ = step_.plan(requests_);
     KVASIR_RETURN_IF_ERROR(step_.run(plan_, requests_, results_));
-    int tokens = 0;
-    for (const StepResult& result : results_) {
-      KVASIR_RETURN_IF_ERROR(result.status);
-      tokens += result.tokens;
-    }
+    for (const StepResult& result : results_) KVASIR_RETURN_IF_ERROR(result.status);
     const StepTimes& after = step_.times();
-    const StepTimes of_token{(after.forward - before.forward) / tokens, (after.cache - before.cache) / tokens};
+    const StepTimes of_row{(after.forward - before.forward) / plan_.rows, (after.cache - before.cache) / plan_.rows};
     for (std::size_t i = 0; i < parts_.size(); ++i) {
       Text& text = texts_[parts_[i].text];
-      text.times += {of_token.forward * results_[i].tokens, of_token.cache * results_[i].tokens};
+      const int rows = plan_.passes[i].rows;
+      text.times += {of_row.forward * rows, of_row.cache * rows};
       parts_[i] = {parts_[i].text,
                    results_[i].first,
                    results_[i].rows,
                    results_[i].logits,
                    std::span(text.kept).last(static_cast<std::size_t>(results_[i].rows)),
                    text.dead_share,
-                   (of_token.forward + of_token.cache) * 1e3};
+                   (of_row.forward + of_row.cache) * 1e3};
     }
     return std::span<const ReadPass>(parts_);
   }

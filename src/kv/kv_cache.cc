@@ -294,9 +294,16 @@ TableColumns::Encodings encodings(const KvSequence& sequence) {
 
 Status KvSequence::append(int tokens, int of_chunk) {
   const Room room = plan_append(tokens, of_chunk);
-  if (const MemoryBudget& budget = tables_.front().pages().pool().budget();
-      room.append + room.reserve > budget.available())
-    return kv_memory_full(budget, room.append + room.reserve);
+  return append(tokens, of_chunk, room.append + room.reserve);
+}
+
+Status KvSequence::append_only(int tokens, int of_chunk) {
+  return append(tokens, of_chunk, plan_append(tokens, of_chunk).append);
+}
+
+Status KvSequence::append(int tokens, int of_chunk, std::uint64_t needed) {
+  if (const MemoryBudget& budget = tables_.front().pages().pool().budget(); needed > budget.available())
+    return kv_memory_full(budget, needed);
   if (tokens > 0) KVASIR_RETURN_IF_ERROR(states_.take());
   for (PageTable& table : tables_) KVASIR_RETURN_IF_ERROR(table.append(tokens, of_chunk));
   return {};

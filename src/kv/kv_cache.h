@@ -167,6 +167,8 @@ class KvSequence {
   Status append(int tokens) { return append(tokens, tokens); }
   // As above, for a part of a chunk of `of_chunk` tokens.
   Status append(int tokens, int of_chunk);
+  // As above, but asks for no reserve for copies of shared pages: no plan may be applied to the sequence.
+  Status append_only(int tokens, int of_chunk);
   // The least PageTable::room_to_take_back of all tables; 0 where layers have states, which cannot go back.
   int room_to_take_back(int tokens) const;
   // Returns whether take_back may give back columns that the tokens began (PageTable::may_take_back_columns).
@@ -187,6 +189,7 @@ class KvSequence {
 
  private:
   friend class KvCache;
+  Status append(int tokens, int of_chunk, std::uint64_t needed);
   KvSequence(PolicyScope scope, const KvCodec& codec, int governed, std::vector<LayerLanes> layers, LayerStates states)
       : scope_(scope), codec_(codec), governed_(governed), layers_(std::move(layers)), states_(std::move(states)) {}
   std::span<const PageTable> governed() const { return std::span(tables_).first(static_cast<std::size_t>(governed_)); }

@@ -231,13 +231,48 @@ void add_windows(const KvCacheShape& shape, const RetentionPolicy& policy, const
   memory->bytes = peak.bytes * sequences + memory->policy_bytes;
 }
 
+// Returns what the groups take together, without states.
+KvMemory plan_groups(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
+  KvMemory memory = plan_group(shape.governed(), policy, request);
+  if (!shape.windows.empty()) add_windows(shape, policy, request, &memory);
+  return memory;
+}
+
+// Adds what the moment takes beyond that at which a prompt is held whole and a fork repeats a part of it
+// (Sequence::plan_part).
+void add_repetition(const KvCacheShape& shape, const RetentionPolicy& policy, MemoryRequest request, KvMemory* memory) {
+  const RepeatsText* repeats = policy.as<RepeatsText>();
+  const std::int64_t prompt = std::min({request.tokens, request.prompt, kMostPlannedTokens});
+  if (repeats == nullptr || prompt == 0) return;
+  request.tokens = request.prompt = prompt;
+  constexpr std::int64_t kMostInstruction = 80;  // no token has less than a byte
+  const std::int64_t slots = shape.page.slots, whole = prompt / slots;
+  const std::int64_t columns = (prompt + repeats->most_part(prompt) + kMostInstruction + slots - 1) / slots;
+  const SequenceLayout layout = sequence_layout(policy);
+  const KvMemory then = plan_groups(shape, policy, request);
+  const auto sequences = static_cast<std::uint64_t>(request.sequences);
+  // The fork shares the pages that are full and sealed, and has tables, states, and a policy of its own.
+  const std::int64_t shared = std::max<std::int64_t>(whole - KvCache::most_open_columns(shape, layout, whole), 0);
+  const std::uint64_t fork =
+      KvCache::cost(shape, layout, columns) - bytes_of_columns(shape, static_cast<std::uint64_t>(shared));
+  const std::int64_t end = prompt + repeats->most_part(prompt) + kMostInstruction;
+  const std::uint64_t state = policy.most_state_bytes(table_layout(shape, layout.scope), end, request.chunk) +
+                              PolicyListener::most_bytes(policy, shape, end, request.chunk);
+  const std::uint64_t bytes = saturating_sum(then.bytes, saturating_product(fork + state, sequences));
+  if (bytes > memory->bytes) {
+    memory->policy_bytes = saturating_sum(memory->policy_bytes, bytes - memory->bytes);
+    memory->bytes = bytes;
+  }
+  memory->entries_max = std::max(memory->entries_max, most_entries(shape, policy, static_cast<std::uint64_t>(columns)));
+}
+
 }  // namespace
 
 KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& wanted) {
   MemoryRequest request = wanted;
   request.chunk = prompt_chunk(policy, wanted.chunk);
-  KvMemory memory = plan_group(shape.governed(), policy, request);
-  if (!shape.windows.empty()) add_windows(shape, policy, request, &memory);
+  KvMemory memory = plan_groups(shape, policy, request);
+  add_repetition(shape, policy, request, &memory);
   if (request.tokens > 0)
     memory.state_bytes = saturating_product(shape.state_bytes(), static_cast<std::uint64_t>(request.sequences));
   memory.bytes = saturating_sum(memory.bytes, memory.state_bytes);

@@ -39,7 +39,7 @@ struct KvMemory {
   std::vector<Window> windows;      // [window groups]
   std::uint64_t state_bytes = 0;    // of layers that hold states
   std::uint64_t table_bytes = 0;    // bookkeeping at the peak, per-page bookkeeping included
-  std::uint64_t policy_bytes = 0;   // state of the policies and selectors, at most
+  std::uint64_t policy_bytes = 0;   // at most: state of policies and selectors, and what repeats a text (RepeatsText)
   std::uint64_t demoted_bytes = 0;  // dropped tokens that sequences keep in memory (offload/demotion.h), at most
   // Offloaded heads (offload/follower_heads.h), at most: bytes in memory beside their tables; the file's bytes;
   // buffers, which are not charged to the KV budget.

@@ -419,6 +419,10 @@ Status check_replayable(const AttentionTrace& trace, const RetentionPolicy& poli
                "policy",
                spec)
         .about({"policy"});
+  if (policy.as<RepeatsText>() != nullptr)
+    return unsupported(
+               "policy '{}' has the model repeat the text, which replay cannot do; replay another policy", spec)
+        .about({"policy"});
   if (policy.as<ReadsKv>() == nullptr && policy.as<ReadsHeldKv>() == nullptr && policy.as<SumsQueries>() == nullptr)
     return {};
   if (!trace.shape().has_kv())

@@ -98,6 +98,7 @@ void RequestCompletion::finish(Request& request, const Status& why) {
   // pages can hand them over.
   const bool cancelled = *task.generation().finish_reason() == FinishReason::kCancelled;
   if (!group.has_read_prompt() || task.left() > 0 || cancelled || text.sequence == nullptr) return;
+  text.sequence->give_up_part();
   group.session.base->end(std::move(text), task.generation(), mid_character);
   if (group.session.released) parts_.sessions->add(group);
 }

@@ -79,7 +79,7 @@ std::uint64_t RequestMemory::used(const Request& request) const {
   const std::uint64_t all = sequence.bytes() + rows;
   const SessionBase* base = group.session.base;
   if (group.samples == 1 && (base == nullptr || base->stored())) return all;
-  const std::uint64_t alone = sequence.tables().own_page_bytes() + sequence.own_bytes_beside_pages();
+  const std::uint64_t alone = sequence.own_page_bytes() + sequence.own_bytes_beside_pages();
   if (base != nullptr) return alone;
   const auto sharing = std::ranges::count_if(group.requests, [](const auto& other) { return other->holds_pages(); });
   return alone + (all - std::min(alone, all)) / static_cast<std::uint64_t>(sharing);

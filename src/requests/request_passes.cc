@@ -233,7 +233,7 @@ RequestPasses::Rows RequestPasses::rows_of(const Pass& pass) {
   for (const Turn& turn : pass.turns) {
     // The time of a pass is learnt by its tokens: drafts are extra.
     (turn.task->reads() ? rows.prompt : rows.other) += turn.task->drafts() > 0 ? 1 : turn.most_rows;
-    rows.left += turn.task->left();
+    rows.left += turn.task->left() - turn.task->repeated();
   }
   return rows;
 }
@@ -266,7 +266,7 @@ void RequestPasses::run(const Pass& pass) {
   // At the end of a chunk a prompt runs fewer rows than it may. Other rows that run known tokens again are in `run`,
   // too.
   std::int64_t run = rows.left;
-  for (const Request* request : pass.requests) run -= request->task().left();
+  for (const Request* request : pass.requests) run -= request->task().left() - request->task().repeated();
   const int prompt_rows = std::min(rows.prompt, static_cast<int>(run));
   if (status.ok()) parts_.admissions->note_pass(prompt_rows, rows.other, seconds);
   for (Request* request : pass.requests) {

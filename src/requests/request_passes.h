@@ -45,7 +45,7 @@ class RequestPasses {
 
     int prompt = 0;
     int other = 0;
-    std::int64_t left = 0;  // tokens left to run, these rows included
+    std::int64_t left = 0;  // tokens left to run, these rows included, less rows that repeated a text so far
   };
 
   bool run_round();

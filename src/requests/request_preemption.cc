@@ -62,13 +62,14 @@ PreemptionCost RequestPreemption::cost(Request& request) const {
   return cost;
 }
 
-// Returns whether a request's pages can go to the swap file. A sequence can be saved only between chunks. Pages of a
-// session that is still being loaded are in a file already.
+// Returns whether a request's pages can go to the swap file. A sequence can be saved only between chunks, and not while
+// a fork of it that repeats the text has its pages too. Pages of a session that is still being loaded are in a file
+// already.
 bool RequestPreemption::can_swap(Request& request) const {
   const Sequence& sequence = *request.sequence();
   return file_ != nullptr && sequence.offloaded().empty() && request.is(RequestState::kRunning) &&
-         !sequence.in_chunk() && request.session_pages().done() && !shares_pages(request) &&
-         SwappedSequence::has_room(*file_, sequence);
+         !sequence.in_chunk() && sequence.part() == nullptr && request.session_pages().done() &&
+         !shares_pages(request) && SwappedSequence::has_room(*file_, sequence);
 }
 
 void RequestPreemption::preempt(Request& request) {

@@ -54,7 +54,7 @@ std::vector<ScheduleTask> RequestScheduler::tasks_of(std::span<Request* const> a
   for (Request* request : all) {
     ScheduleTask task = task_of(*request);
     if (task.reads) {
-      std::int64_t left = request->task().left();
+      std::int64_t left = request->task().left() + request->task().left_to_repeat();
       // Queries the cache only for requests that may get a row: the first that fill the pass, the one with the least
       // left, and small ones, which may pass others.
       const bool may_pass = is_small(task, memory_->capacity(), admissions_->most());

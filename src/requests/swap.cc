@@ -32,7 +32,8 @@ SwappedSequence::SwappedSequence(SpillFile* file, const Sequence& sequence)
 }
 
 std::unique_ptr<SwappedSequence> SwappedSequence::leave(SpillFile* file, const Sequence& sequence) {
-  if (sequence.in_chunk() || !sequence.status().ok() || !sequence.offloaded().empty()) return nullptr;
+  if (sequence.in_chunk() || sequence.part() != nullptr || !sequence.status().ok() || !sequence.offloaded().empty())
+    return nullptr;
   std::unique_ptr<SwappedSequence> swap(new SwappedSequence(file, sequence));
   if (!swap->charge_.try_resize(swap->saved_.size())) return nullptr;
   swap->spilled_ = file->reserve(swap->parts_.size());

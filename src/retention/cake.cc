@@ -19,6 +19,10 @@ constexpr PolicyOption kCakeOptions[] = {
     kFloorOption,
     kChunkOption,
     kGateOption,
+    kBlocksOption,
+    kWhileWritingOption,
+    {"most", "0", "0, or 1 to 1000",
+     "a layer keeps at most this many times an equal part, besides the window; 0: without bound"},
     kPosOption,
     kProtectOption,
 };
@@ -27,6 +31,7 @@ struct CakeOptions {
   double gamma = 200;
   double tau1 = 1.6;
   double tau2 = 0.4;
+  double most = 0;  // bounds a layer's share, in equal parts; 0: without bound
 };
 
 class CakePolicy final : public PromptWindowPolicy {
@@ -34,6 +39,9 @@ class CakePolicy final : public PromptWindowPolicy {
   CakePolicy(Traits traits, const PromptWindowOptions& window, const CakeOptions& cake)
       : PromptWindowPolicy(std::move(traits), window), cake_(cake) {}
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<CakePolicy>(*this); }
+  std::optional<std::int64_t> bound() const override {
+    return cake_.most > 0 ? PromptWindowPolicy::bound() : std::nullopt;
+  }
 
   void begin(const TableLayout& layout) override {
     PromptWindowPolicy::begin(layout);
@@ -91,6 +99,10 @@ class CakePolicy final : public PromptWindowPolicy {
   }
 
   bool layers_share() const override { return true; }
+  std::int64_t most_in_table() const override { return options().window + most_of_layer(options().ranked(0)); }
+  std::int64_t most_of_layer(std::int64_t equal) const {
+    return cake_.most > 0 ? static_cast<std::int64_t>(cake_.most * static_cast<double>(equal)) : kMostTokens;
+  }
   std::int64_t most_ranked(int table, std::int64_t, std::int64_t seen) const override {
     return layer_shares(seen)[static_cast<std::size_t>(table / layout().per_layer)];
   }
@@ -113,6 +125,7 @@ class CakePolicy final : public PromptWindowPolicy {
         sum.shift += head.shift;
         room[layer] = std::max(room[layer], head.earlier);
       }
+      room[layer] = std::min(room[layer], most_of_layer(options().ranked(seen)));
       preference[layer] = std::pow(sum.dispersion, 1 / cake_.tau1) * std::pow(sum.shift, 1 / cake_.tau2);
     }
     return divide(options().ranked(seen) * layout().layers, preference, room);
@@ -152,6 +165,13 @@ Result<std::unique_ptr<RetentionPolicy>> make_cake(const PolicyOptions& given) {
   KVASIR_ASSIGN_OR_RETURN(cake.gamma, given.get_double("gamma", 0, 1e9));
   KVASIR_ASSIGN_OR_RETURN(cake.tau1, given.get_double("tau1", 0.01, 1000));
   KVASIR_ASSIGN_OR_RETURN(cake.tau2, given.get_double("tau2", 0.01, 1000));
+  if (given.value("most") != "0") {
+    KVASIR_ASSIGN_OR_RETURN(cake.most, given.get_double("most", 1, 1000));
+  }
+  if (window.blocks && cake.most == 0)
+    return invalid_argument(
+        "policy 'cake': prompt=blocks bounds memory, and without most= a layer may take what all others leave; give "
+        "most=2");
   KVASIR_ASSIGN_OR_RETURN(ScoredPolicy::Traits traits,
                           ScoredPolicy::Traits::read(given, {"budget", "window", "kernel"}));
   traits.values_per_token = 2;
@@ -168,7 +188,9 @@ const PolicyInfo kCakePolicy{
         "summed variance of the window's rows; score = mean + gamma * variance, pooled",
     .reference = "CAKE, Qin et al., arXiv 2503.12491",
     .options = kCakeOptions,
-    .acts = "at the end of a prompt, for each KV head, with a view of all layers",
+    .acts =
+        "at the end of a prompt, or of each of its chunks, and every so many tokens written, for each KV head, with a "
+        "view of all layers",
     .make = make_cake,
 };
 

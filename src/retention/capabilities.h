@@ -20,6 +20,8 @@
 
 namespace kvasir {
 
+using TokenId = std::int32_t;  // as in text/vocabulary.h
+
 // The tables of a sequence: table = layer * per_layer + (KV head, if per_layer is more than 1). A policy of scope
 // kSequence has one table in all.
 struct TableLayout {
@@ -319,14 +321,45 @@ class DependsOnModel : public Capability {
   virtual std::string remark(int kv_heads) const = 0;
 };
 
+class RetentionPolicy;
+
+// The policy has the model repeat the text before it decides what to evict (KVzip). When a prompt has ended,
+// next_part() names parts of the text, one after the other. The engine runs each behind an instruction as if it were the
+// text's continuation, with a clone of the policy that was told to observe_part(), and shows the clone to end_part(). Keys and
+// values of the repetition leave no trace. When no part is left, evict() is called for each table in order. All this
+// happens between two chunks. REQUIRES: a policy that may drop any token (PolicyTraits::compacts), and exact_prefix(n)
+// is 0, since tokens of a cached prefix are not shown.
+class RepeatsText : public Capability {
+ public:
+  struct Part {
+    std::span<const TokenId> lead;    // the newest tokens before the part, for the instruction; empty: it is the first
+    std::span<const TokenId> tokens;  // empty: nothing is left to repeat
+  };
+
+  // Receives the tokens of the rows of a pass, before they run.
+  virtual void take_text(std::span<const TokenId> tokens) = 0;
+  // Returns the tokens that were taken and may still be repeated.
+  virtual std::span<const TokenId> text() const = 0;
+
+  // Returns the part to repeat next. Valid until the state changes.
+  virtual Part next_part() const = 0;
+  // Makes the policy, a clone, observe all rows of the chunks to come, evict nothing and repeat nothing.
+  virtual void observe_part() = 0;
+  // Takes what the clone has observed while the part ran.
+  virtual void end_part(const RetentionPolicy& clone) = 0;
+  // Adds what a table evicts. May allocate as much as the clone's state took. REQUIRES: the last part has just ended.
+  virtual void evict(int table, KeepPlan& plan) = 0;
+
+  // Returns the most tokens of a part of a text of so many, its lead included.
+  virtual int most_part(std::int64_t tokens) const = 0;
+};
+
 // The policy drops the thoughts of an answer once they have closed.
 class DropsThoughts : public Capability {
  public:
   // Drops retained tokens: adds them to the plan, which the caller applies. Called between two chunks, once at most.
   virtual void drop_thoughts(IndexRange thoughts, KeepPlan& plan) = 0;
 };
-
-class RetentionPolicy;
 
 // The two places in a composition (retention/composed.h).
 enum class PolicyPart { kAtPromptEnd, kWhileGenerating };
@@ -360,7 +393,7 @@ class Capabilities {
  private:
   std::tuple<const ObservesMasses*, const ReadsKv*, const ReadsHeldKv*, const SumsQueries*, const WeighsSlots*,
              const HidesRanges*, const LeavesUnread*, const RanksSegments*, const FollowsHeads*, const KnowsPromptEnd*,
-             const DependsOnModel*, const JoinsAnother*, const DropsThoughts*>
+             const DependsOnModel*, const JoinsAnother*, const RepeatsText*, const DropsThoughts*>
       pointers_;
 };
 

@@ -19,6 +19,8 @@ Status RetentionPolicy::demote(const Demotion& demotion) {
     return refuse(
         "it moves tokens to other positions, and dropped keys keep theirs; choose one with pos=original, such as "
         "h2o:budget=1024,pos=original");
+  if (as<RepeatsText>() != nullptr)
+    return refuse("it has the model repeat the text, which demoted tokens are not part of");
   if (traits_.realign == Realign::kRotate) return refuse("realign=rotate rotates its keys again; leave it out");
   traits_.demotion = demotion;
   traits_.spec += fmt::format("@demote={}", demotion_text(demotion));

@@ -22,10 +22,12 @@
 //   end_chunk(chunk, table, plan)          once per table, when all rows of the chunk have run
 //   finish_chunk(chunk, table, plan)       once per table, when end_chunk was called for all tables: one at a time, in
 //                                          order
+//   RepeatsText::end_part, evict           between chunks, when a part of the text was repeated
 //   DropsThoughts::drop_thoughts(...)      between chunks, once at most
 //
 // Only begin, observe, read_queries, read_kv, read_held, end_chunk, finish_chunk, forget, drop_thoughts,
-// move_prompt_end and restore change the state. A chunk that is given up before its first observe leaves no trace.
+// move_prompt_end, the calls of RepeatsText and restore change the state. A chunk that is given up before its first
+// observe leaves no trace, but for RepeatsText::take_text: a text whose pass was given up cannot go on.
 //
 // Two kinds of eviction. A policy evicts whole ranges of old tokens (full, window, streaming), or single tokens
 // (PolicyTraits::compacts). The first kind has the capability HidesRanges: each row of a chunk sees what it would see

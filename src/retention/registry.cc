@@ -27,6 +27,7 @@ constexpr auto kPolicies = std::to_array<const PolicyInfo*>({
     &kVasePolicy,
     &kTriAttentionPolicy,
     &kRkvPolicy,
+    &kKvzipPolicy,
     &kSyncKvPolicy,
     &kQuestPolicy,
     &kRandomPolicy,

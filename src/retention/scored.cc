@@ -184,6 +184,7 @@ void ScoredPolicy::save_state(ByteWriter& out) const {
     list(table).save(out);
     save_table(table, out);
   }
+  save_common(out);
 }
 
 bool ScoredPolicy::restore_state(ByteReader& in) {
@@ -199,11 +200,12 @@ bool ScoredPolicy::restore_state(ByteReader& in) {
   for (int table = 0; table < layout_.tables(); ++table)
     if (!list(table).restore(in, seen, most_held(0)) || list(table).size() > most || !restore_table(table, in))
       return false;
-  return true;
+  return restore_common(in);
 }
 
 std::uint64_t ScoredPolicy::state_bytes() const {
-  std::uint64_t bytes = lists_.capacity() * sizeof(ScoreList) + lists_.size() * table_state_bytes(layout_);
+  std::uint64_t bytes =
+      lists_.capacity() * sizeof(ScoreList) + lists_.size() * table_state_bytes(layout_) + common_state_bytes();
   for (const ScoreList& list : lists_) bytes += list.bytes();
   return bytes;
 }
@@ -213,9 +215,10 @@ std::uint64_t ScoredPolicy::most_state_bytes(const TableLayout& layout, std::int
   tokens = std::max<std::int64_t>(tokens, 0);
   const std::int64_t kept = acts_ == Acts::kAlways ? most_kept(tokens) : tokens;
   const auto entered = static_cast<std::size_t>(std::min(tokens, kept + rows));
-  return static_cast<std::uint64_t>(layout.tables()) *
-         (sizeof(ScoreList) + table_state_bytes(layout) +
-          ScoreList::most_bytes(values_per_token_, entered, most_held(rows), rows, by_row_));
+  return most_common_state_bytes(tokens) +
+         static_cast<std::uint64_t>(layout.tables()) *
+             (sizeof(ScoreList) + table_state_bytes(layout) +
+              ScoreList::most_bytes(values_per_token_, entered, most_held(rows), rows, by_row_));
 }
 
 Result<bool> get_switch(const PolicyOptions& given, std::string_view key) {

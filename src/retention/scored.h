@@ -145,6 +145,11 @@ class ScoredPolicy : public RetentionPolicy, public ObservesMasses, public Reads
   virtual std::uint64_t table_state_bytes(const TableLayout& /*layout*/) const { return 0; }
   virtual void save_table(int /*table*/, ByteWriter& /*out*/) const {}
   virtual bool restore_table(int /*table*/, ByteReader& /*in*/) { return true; }
+  // The same for the state that belongs to no table. `tokens`: of the text.
+  virtual std::uint64_t common_state_bytes() const { return 0; }
+  virtual std::uint64_t most_common_state_bytes(std::int64_t /*tokens*/) const { return 0; }
+  virtual void save_common(ByteWriter& /*out*/) const {}
+  virtual bool restore_common(ByteReader& /*in*/) { return true; }
 
   // For policies that ignore attention. Returns the largest m <= n such that prune drops nothing until m tokens have
   // come, one at a time; 0 is always right.

@@ -19,6 +19,7 @@ constexpr PolicyOption kVaseOptions[] = {
     {"kernel", "5", "1 to 1023, odd", "width of the pooling of attention"},
     {"seed", "1", "0 to 2^62", "of the draws; each head has its own"},
     {"every", "64", "1 to 2^40", "prune when this many tokens are above the budget; so many queries are observed"},
+    kBlocksOption,
     kPosOption,
     kProtectOption,
 };
@@ -29,17 +30,22 @@ struct VaseOptions {
   bool draw = true;
   std::int64_t kernel = 5;
   std::int64_t seed = 1;
+  bool blocks = false;  // each chunk of a prompt is pruned
 };
 
 class VasePolicy final : public ScoredPolicy, public KnowsPromptEnd {
  public:
   VasePolicy(Traits traits, const VaseOptions& options) : ScoredPolicy(std::move(traits)), options_(options) {}
 
-  // A prompt is held whole.
-  std::optional<std::int64_t> bound() const override { return std::nullopt; }
+  std::optional<std::int64_t> bound() const override { return options_.blocks ? options_.rule.bound() : std::nullopt; }
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<VasePolicy>(*this); }
   bool wants(const PolicyChunk& chunk, int row, int) const override {
-    return !chunk.prompt || Step{chunk, 0, row}.prompt_left() < options_.rule.every;
+    const Step step{chunk, 0, row};
+    return !chunk.prompt || block_end(step) - step.token() <= options_.rule.every;
+  }
+  Result<std::unique_ptr<RetentionPolicy>> as_part(PolicyPart part) const override {
+    KVASIR_RETURN_IF_ERROR(check_blocks(options_.blocks, part, traits().spec));
+    return ScoredPolicy::as_part(part);
   }
 
   // The last queries of a prompt are observed.
@@ -58,18 +64,23 @@ class VasePolicy final : public ScoredPolicy, public KnowsPromptEnd {
   static constexpr int kMass = 0;   // column: of the queries observed since the last prune, and in the prompt's end
   static constexpr int kRange = 1;  // column: the largest less the smallest number of the value
 
-  Capabilities capabilities() const override { return ScoredPolicy::capabilities().with<KnowsPromptEnd>(this); }
+  Capabilities capabilities() const override {
+    return ScoredPolicy::capabilities().with<KnowsPromptEnd>(options_.blocks ? nullptr : this);
+  }
 
   struct Table {
-    TokenIndex prompt_end = 0;  // of the prompt whose end was observed last
-    std::uint64_t draws = 0;    // state of the generator
+    TokenIndex block_end = 0;  // of the prompt, or block of one, whose last queries were observed last
+    std::uint64_t draws = 0;   // state of the generator
   };
+
+  // Returns the index behind the part of a prompt that is pruned together.
+  TokenIndex block_end(const Step& step) const { return options_.blocks ? step.chunk.end() : step.prompt_end(); }
 
   void score(ScoreList& list, const Step& step, std::span<const double> mass) override {
     if (!wants(step.chunk, step.row, 0)) return;
     Table& table = tables_[static_cast<std::size_t>(step.table)];
-    if (step.chunk.prompt && table.prompt_end != step.prompt_end()) {
-      table.prompt_end = step.prompt_end();
+    if (step.chunk.prompt && table.block_end != block_end(step)) {
+      table.block_end = block_end(step);
       std::ranges::fill(list.values(kMass), 0.0);
     }
     ScoredPolicy::score(list, step, mass);
@@ -81,7 +92,7 @@ class VasePolicy final : public ScoredPolicy, public KnowsPromptEnd {
   }
 
   void prune(ScoreList& list, const Step& step) override {
-    if (step.chunk.prompt && !step.ends_prompt()) return;
+    if (step.chunk.prompt && step.token() + 1 < block_end(step)) return;
     const KeepRule rule = step.chunk.prompt ? options_.rule.at_once() : options_.rule;
     const std::int64_t excess = rule.excess(list.size(), step.seen());
     if (excess <= 0) return;
@@ -121,14 +132,16 @@ class VasePolicy final : public ScoredPolicy, public KnowsPromptEnd {
   std::uint64_t table_state_bytes(const TableLayout&) const override { return sizeof(Table); }
   void save_table(int table, ByteWriter& out) const override {
     const Table& own = tables_[static_cast<std::size_t>(table)];
-    out.put(own.prompt_end);
+    out.put(own.block_end);
     out.put(own.draws);
   }
   bool restore_table(int table, ByteReader& in) override {
     Table& own = tables_[static_cast<std::size_t>(table)];
-    return in.get(own.prompt_end) && in.get(own.draws) && own.prompt_end >= 0;
+    return in.get(own.block_end) && in.get(own.draws) && own.block_end >= 0;
   }
-  std::int64_t most_kept(std::int64_t seen) const override { return seen; }
+  std::int64_t most_kept(std::int64_t seen) const override {
+    return options_.blocks ? options_.rule.most_kept(seen) : seen;
+  }
 
   VaseOptions options_;
   std::vector<Table> tables_;
@@ -144,12 +157,13 @@ Result<std::unique_ptr<RetentionPolicy>> make_vase(const PolicyOptions& given) {
   KVASIR_ASSIGN_OR_RETURN(options.kernel, get_kernel(given));
   KVASIR_ASSIGN_OR_RETURN(options.seed, given.get_int("seed", 0, std::int64_t{1} << 62));
   KVASIR_ASSIGN_OR_RETURN(options.draw, get_switch(given, "draw"));
+  KVASIR_ASSIGN_OR_RETURN(options.blocks, get_blocks(given));
   KVASIR_ASSIGN_OR_RETURN(ScoredPolicy::Traits traits, ScoredPolicy::Traits::read(given, {"budget"}));
   traits.reduction = MassReduction::kMean;
   traits.scope = PolicyScope::kHead;
   traits.values_per_token = 2;
   traits.values = true;
-  traits.whole = true;
+  traits.whole = !options.blocks;
   return {std::make_unique<VasePolicy>(std::move(traits), options)};
 }
 
@@ -163,7 +177,7 @@ const PolicyInfo kVasePolicy{
         "in proportion to the pooled mass of the last every queries, budget in all",
     .reference = "VaSE, arXiv 2606.03928",
     .options = kVaseOptions,
-    .acts = "when a prompt ends, and every so many tokens written, for each KV head",
+    .acts = "at the end of a prompt, or of each of its chunks, and every so many tokens written, for each KV head",
     .make = make_vase,
 };
 

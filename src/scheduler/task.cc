@@ -51,8 +51,9 @@ Task::Task(TextState* text, std::vector<TokenId> prompt, std::optional<Generatio
 bool Task::prepare() {
   if (status_.ok() && text_->sequence != nullptr && !text_->sequence->status().ok()) fail(text_->sequence->status());
   if (!status_.ok() || (generation_ && generation_->finished())) return false;
+  const bool repeats = left_to_repeat() > 0;
   if (run_ < tokens_.size()) {
-    if (text_->sequence == nullptr || run_ >= prompt_ || text_->sequence->in_chunk()) return true;
+    if (repeats || text_->sequence == nullptr || run_ >= prompt_ || text_->sequence->in_chunk()) return true;
     const Sequence& sequence = *text_->sequence;
     const auto rest = static_cast<std::int64_t>(prompt_ - run_);
     status_ =
@@ -60,7 +61,7 @@ bool Task::prepare() {
                    std::min<std::int64_t>(rest, prompt_chunk(sequence.policy(), text_->chunk)), sequence.context());
     return status_.ok();
   }
-  if (!generation_) return false;
+  if (repeats || !generation_) return repeats;
   if (!generation_->pending()) {
     Result<std::optional<TokenId>> token = generation_->push(text_->logits);
     if (!token.ok()) status_ = token.status();
@@ -193,14 +194,27 @@ void Task::take_judged(const StepResult& result) {
   want_no_drafts();
 }
 
+std::int64_t Task::left_to_repeat() const {
+  const bool runs = text_->sequence != nullptr && text_->sequence->status().ok();
+  return runs ? text_->sequence->rows_to_repeat() : 0;
+}
+
+std::int64_t Task::repeated() const {
+  return text_->sequence != nullptr ? text_->sequence->repeated_rows() : 0;
+}
+
 bool Task::reads() const {
+  return reads_text() || left_to_repeat() > 0;
+}
+
+bool Task::reads_text() const {
   // In replay, chunks change nothing if ranges are dropped and all rows read alike.
   return run_ < prompt_ ||
          (run_ < tokens_.size() && text_->sequence != nullptr && !text_->sequence->policy().by_token());
 }
 
 int Task::chunk() const {
-  if (run_ < prompt_ || !reads() || text_->sequence == nullptr) return text_->chunk;
+  if (run_ < prompt_ || !reads_text() || text_->sequence == nullptr) return text_->chunk;
   const KvCacheShape& shape = text_->sequence->shape();
   if (!text_->sequence->policy().bound() && shape.window == 0 && shape.windows.empty()) return text_->chunk;
   // A chunk holds what its first row sees until its last row is done. If it ends with its page, it needs no more pages
@@ -217,7 +231,7 @@ Sequence::Input Task::input(int most_rows) const {
   Sequence::Input input;
   input.chunk = chunk();
   input.most_rows = most_rows;
-  input.source = reads() ? Source::kPrompt : Source::kGenerated;
+  input.source = reads_text() ? Source::kPrompt : Source::kGenerated;
   if (run_ == tokens_.size()) {
     input.rest = {&next_, 1};
     if (const int most = std::min(drafts() + 1, most_rows); most > 1) {
@@ -254,6 +268,7 @@ void Task::take(const StepResult& result) {
     fail(result.status);
     return;
   }
+  if (result.tokens == 0) return;  // the text was repeated
   if (judged_ > 0) {
     gave_ = judged_;
     return take_judged(result);

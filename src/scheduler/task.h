@@ -142,7 +142,9 @@ class Task : public DraftJudge {
   // these are to be run.
   void skip(std::int64_t count);
 
-  bool reads() const;                          // the next pass may run more than one token
+  bool reads() const;                          // the next pass may run more than one row
+  std::int64_t left_to_repeat() const;         // rows before the next of tokens_ (Sequence::rows_to_repeat)
+  std::int64_t repeated() const;               // such rows so far, of the sequence that the text has
   int chunk() const;                           // most tokens of the next chunk; 0: the policy's
   bool at_start() const { return run_ == 0; }  // nothing has run, or nothing since release()
   std::int64_t left() const { return static_cast<std::int64_t>(tokens_.size() - run_); }  // to run before a new token
@@ -164,6 +166,7 @@ class Task : public DraftJudge {
   void take_logits(const StepResult& result);
   void drop_thoughts();
   bool replays() const;
+  bool reads_text() const;  // several tokens may run in one pass, as a prompt
   void tell_watch(const StepResult& result);
   bool reports_prompt() const { return prompt_logprobs_ >= 0 && prompt_choices_.size() + 1 < prompt_; }
   void note_prompt(const StepResult& result);

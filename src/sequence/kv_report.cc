@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <set>
 
 namespace kvasir {
 
@@ -34,6 +35,7 @@ KvReport kv_report(const Sequence& sequence) {
     report.states.push_back(
         {group.layers, tables.states().bytes() > 0 ? group.bytes * static_cast<std::uint64_t>(group.layers) : 0});
   report.kept_max = sequence.counters().kept_max;
+  report.repeated = sequence.repeated_rows();
   if (const SequenceSelector* selector = sequence.reads().selector())
     if (const auto read = selector->tokens_read()) report.read = std::llround(*read);
   if (demotion != nullptr) {
@@ -68,12 +70,17 @@ KvReport kv_report(const Sequence& sequence) {
 std::uint64_t bytes_freed_without(const Sequence& sequence, PageOwner beside) {
   const PagePool& pool = sequence.cache()->pool();
   const KvSequence& tables = sequence.tables();
+  const Sequence* const part = sequence.part();  // goes with it
   std::uint64_t bytes = 0;
   for (int t = 0; t < tables.tables(); ++t) {
     const PageTable& table = tables.table(t);
+    std::set<PageId> of_part;
+    if (part != nullptr)
+      for (const std::uint32_t column : part->tables().table(t).columns().in_order())
+        for (const PageId page : part->tables().table(t).pages().of(column)) of_part.insert(page);
     const auto is_freed = [&](PageId page) {
       const std::uint32_t cached = beside != PageOwner::kNobody ? pool.cached_references(page) : 0;
-      return pool.references(page) - cached == 1;
+      return pool.references(page) - cached == (of_part.contains(page) ? 2 : 1);
     };
     for (const std::uint32_t column : table.columns().in_order())
       for (const PageId page : table.pages().of(column))

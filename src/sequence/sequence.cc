@@ -54,19 +54,6 @@ IndexRange will_rotate(const RetentionPolicy& policy, const PolicyChunk& chunk) 
   return dropped.empty() ? IndexRange() : IndexRange{dropped.end, chunk.end()};
 }
 
-// Makes the changes of frames that depend on the chunk alone.
-void prepare_tables(const RetentionPolicy& policy, const PolicyChunk& chunk, std::int64_t context, KvSequence* tables) {
-  if (!policy.traits().compacts) return;
-  const bool leaves_context = chunk.end() > context;
-  for (int t = 0; t < tables->governed_tables(); ++t) {
-    PageTable& table = tables->table(t);
-    if (policy.traits().positions == PositionMode::kAuto && leaves_context) table.make_positions_compact();
-    const int most = table.pages().format().encoded() ? Sequence::kMostEncodedChunkFrames : Sequence::kMostChunkFrames;
-    if (chunk.rows > Sequence::kFewRows && table.layout().runs() == 1 && std::ssize(table.frames()) > most)
-      table.compact();
-  }
-}
-
 }  // namespace
 
 Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache,
@@ -76,11 +63,13 @@ Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> 
       cache_(std::move(cache)),
       adapters_(adapters ? std::move(*adapters) : default_adapters(model_->adapters)),
       policy_(std::move(policy)),
+      repeats_(policy_->as<RepeatsText>()),
       tables_(cache_->new_sequence(sequence_layout(*policy_, codec))),
       shape_(cache_->shape().with(tables_.codec())),
       listener_(policy_.get(), shape_),
       reads_(*policy_, shape_, new_selector(*policy_, shape_)),
       state_(&cache_->budget()) {
+  if (repeats_ != nullptr) instruction_ = instruction_to_repeat();
   status_ = check_model(*policy_, policy_model(*model_));
   if (!status_.ok()) return;
   policy_->begin(table_layout(shape_, policy_->traits().scope));
@@ -97,6 +86,8 @@ Sequence::Sequence(const Sequence& other, KvSequence tables)
       cache_(other.cache_),
       adapters_(other.adapters_),
       policy_(other.policy_->clone()),
+      repeats_(policy_->as<RepeatsText>()),
+      instruction_(other.instruction_),
       tables_(std::move(tables)),
       shape_(other.shape_),
       listener_(policy_.get(), shape_),
@@ -115,8 +106,29 @@ std::uint64_t Sequence::most_state(const PolicyChunk& chunk) const {
   return most + listener_.bytes_for(chunk) + reads_.bytes_for(tables_, chunk);
 }
 
+// Makes the changes of frames that depend on the chunk alone.
+void Sequence::prepare_tables(const PolicyChunk& chunk) {
+  if (!policy_->traits().compacts) return;
+  const bool leaves_context = chunk.end() > context();
+  for (int t = 0; t < tables_.governed_tables(); ++t) {
+    PageTable& table = tables_.table(t);
+    if (policy_->traits().positions == PositionMode::kAuto && leaves_context) table.make_positions_compact();
+    if (chunk.rows > kFewRows) limit_frames(table);
+  }
+}
+
+void Sequence::limit_frames(PageTable& table) {
+  const int most = table.pages().format().encoded() ? kMostEncodedChunkFrames : kMostChunkFrames;
+  if (table.layout().runs() == 1 && std::ssize(table.frames()) > most) table.compact();
+}
+
 Status Sequence::resume(const Counters& counters) {
   counters_ = counters;
+  if (repeats_ != nullptr)
+    for (const TokenId token : repeats_->text())
+      if (token < 0 || token >= model_->config.vocabulary)
+        return data_loss("the saved state of policy '{}' has token {} of {}: it is damaged", policy_->traits().spec,
+                         token, model_->config.vocabulary);
   const std::uint64_t bytes = policy_->state_bytes() + reads_.bytes();
   if (bytes > state_.bytes()) static_cast<void>(cache_->budget().make_available(bytes - state_.bytes()));
   if (!state_.try_resize(bytes)) return kv_memory_full(cache_->budget(), bytes - state_.bytes());
@@ -140,6 +152,7 @@ Sequence::PassPlan Sequence::plan_drafting(const DraftView& view) const {
 Sequence::PassPlan Sequence::plan_pass(const Input& input) const {
   if (input.view) return plan_drafting(*input.view);
   KVASIR_CHECK(drafting_ == 0);
+  if (rows_to_repeat() > 0) return plan_part(input);
   PassPlan plan;
   const auto rest = static_cast<std::int64_t>(input.rest.size());
   plan.begins_chunk = !in_chunk();
@@ -172,7 +185,7 @@ Sequence::PassPlan Sequence::plan_pass(const Input& input) const {
   const OffloadedTokens::Room offloaded = offloaded_.plan(tables_, plan.chunk, plan.rows);
   plan.state = plan.begins_chunk ? most_state(plan.chunk) : state_.bytes();
   plan.bytes = room.append + offloaded.bytes + (plan.state > state_.bytes() ? plan.state - state_.bytes() : 0);
-  plan.reserve = room.reserve + offloaded.reserve;
+  plan.reserve = is_part_ ? 0 : room.reserve + offloaded.reserve;
   if (plan.begins_chunk)
     if (const IndexRange rotated = will_rotate(*policy_, plan.chunk); !rotated.empty())
       plan.reserve += tables_.only_table().memory().unshare_bytes(rotated);
@@ -180,6 +193,7 @@ Sequence::PassPlan Sequence::plan_pass(const Input& input) const {
 }
 
 Status Sequence::make_room(const PassPlan& plan) {
+  if (plan.repeats()) return make_room_for_part(plan);
   if (MemoryBudget& budget = cache_->budget(); !budget.make_available(plan.bytes + plan.reserve))
     return kv_memory_full(budget, plan.bytes + plan.reserve);
   Status before = std::exchange(
@@ -191,14 +205,16 @@ Status Sequence::make_room(const PassPlan& plan) {
   if (plan.begins_chunk && !plan.is_drafting()) {
     if (const IndexRange rotated = will_rotate(*policy_, plan.chunk); !rotated.empty())
       if (Status status = tables_.only_table().unshare(rotated); !status.ok()) return refuse(std::move(status));
-    prepare_tables(*policy_, plan.chunk, context(), &tables_);
+    // The tables of a part are as the text's were before it.
+    if (!is_part_) prepare_tables(plan.chunk);
     most_rows_ = std::max(most_rows_, plan.chunk.rows);
   }
   const std::uint64_t state = state_.bytes();
   if (!state_.try_resize(plan.state)) return refuse(kv_memory_full(cache_->budget(), plan.state - state));
   FollowerHeads* const followers = offloaded_.followers();
   Status status = followers != nullptr ? followers->make_room(plan.chunk) : Status();
-  if (status.ok()) status = tables_.append(plan.rows, plan.chunk.rows);
+  if (status.ok())
+    status = is_part_ ? tables_.append_only(plan.rows, plan.chunk.rows) : tables_.append(plan.rows, plan.chunk.rows);
   if (!status.ok()) {
     KVASIR_CHECK(state_.try_resize(state));
     return refuse(std::move(status));
@@ -273,15 +289,22 @@ int Sequence::most_drafts(int wanted) const {
 }
 
 std::uint64_t Sequence::bytes() const {
-  return tables_.page_bytes() + tables_.table_bytes() + tables_.states().bytes() + state_.bytes() + offloaded_.bytes();
+  return tables_.page_bytes() + tables_.table_bytes() + tables_.states().bytes() + state_.bytes() + offloaded_.bytes() +
+         (part_ != nullptr ? part_->own_page_bytes() + part_->own_bytes_beside_pages() : 0);
 }
 
 std::uint64_t Sequence::own_bytes_beside_pages() const {
-  return tables_.table_bytes() + tables_.states().bytes() + state_.bytes() + offloaded_.own_bytes();
+  return tables_.table_bytes() + tables_.states().bytes() + state_.bytes() + offloaded_.own_bytes() +
+         (part_ != nullptr ? part_->own_page_bytes() + part_->own_bytes_beside_pages() : 0);
 }
 
 void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, Batch* batch,
                         std::size_t* tables_in_use) {
+  if (plan.repeats())
+    return part_->describe(part_plan_, std::span(part_tokens_).subspan(static_cast<std::size_t>(part_done_)), batch,
+                           tables_in_use);
+  if (repeats_ != nullptr && !plan.is_drafting())
+    repeats_->take_text(tokens.first(static_cast<std::size_t>(plan.rows)));
   BatchSequence sequence;
   sequence.first_row = batch->rows();
   sequence.rows = plan.rows;
@@ -309,6 +332,7 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
 }
 
 void Sequence::finish_pass(const PassPlan& plan, int rows) {
+  if (plan.repeats()) return finish_part_pass();
   if (plan.is_drafting()) {
     tables_.end_pass();
     reads_.end_pass();
@@ -335,28 +359,30 @@ void Sequence::finish_pass(const PassPlan& plan, int rows) {
   status_ = offloaded_.status();
 }
 
-void Sequence::prune() {
+// Executes for each governed table what `ask` writes to plan_.
+void Sequence::decide(const std::function<void(int table)>& ask) {
   const MemoryBudget& budget = cache_->budget();
   SequenceDemotion* const demotion = offloaded_.demotion();
   const std::uint64_t before = demotion != nullptr ? bytes() : 0;
   const std::uint64_t used = budget.used();
   std::optional<TokenIndex>& first_dropped = counters_.first_dropped;
-  const auto decide = [&](const auto& ask) {
-    for (int t = 0; t < tables_.governed_tables(); ++t) {
-      plan_.clear();
-      ask(t);
-      if (plan_.empty()) continue;
-      if (!plan_.drop.empty() && plan_.drop.front().begin < first_dropped.value_or(plan_.drop.front().end))
-        first_dropped = plan_.drop.front().begin;
-      if (demotion != nullptr) {
-        demotion->take(t, tables_.table(t), plan_.drop);
-        // For a moment the tables still have what was demoted.
-        bytes_peak_ = std::max(bytes_peak_, before + budget.used() - used);
-      }
-      // One growing hole always fits a table of ranges.
-      KVASIR_CHECK(tables_.table(t).apply(plan_).ok());
+  for (int t = 0; t < tables_.governed_tables(); ++t) {
+    plan_.clear();
+    ask(t);
+    if (plan_.empty()) continue;
+    if (!plan_.drop.empty() && plan_.drop.front().begin < first_dropped.value_or(plan_.drop.front().end))
+      first_dropped = plan_.drop.front().begin;
+    if (demotion != nullptr) {
+      demotion->take(t, tables_.table(t), plan_.drop);
+      // For a moment the tables still have what was demoted.
+      bytes_peak_ = std::max(bytes_peak_, before + budget.used() - used);
     }
-  };
+    // One growing hole always fits a table of ranges.
+    KVASIR_CHECK(tables_.table(t).apply(plan_).ok());
+  }
+}
+
+void Sequence::prune() {
   decide([&](int table) { policy_->end_chunk(chunk_, table, plan_); });
   decide([&](int table) { policy_->finish_chunk(chunk_, table, plan_); });
   // A tap is shown the weights of all retained tokens, zeros too, so that their pages stay.

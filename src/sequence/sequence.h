@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -89,12 +90,15 @@ class Sequence {
     std::uint64_t bytes = 0;           // that the rows take: pages, tables, and the growth of `state`
     std::uint64_t state = 0;           // most bytes of policy state until the chunk has ended
     std::uint64_t reserve = 0;  // bytes that must also be available, for copies of shared pages at the chunk's end
+    int grid = 0;               // of a pass that repeats the text (RepeatsText): the most tokens of its chunks
     bool ends_chunk() const { return first + rows == chunk.rows; }
     bool has_drafts() const { return !chunk.prompt && rows > 1; }
     bool is_drafting() const { return unseen.has_value(); }
+    bool repeats() const { return grid > 0; }
   };
-  // Plans as many of the first tokens of `input.rest` as share a chunk, or complete the one under way, up to most_rows.
-  // REQUIRES: status().ok().
+  // Plans as many of the first tokens of `input.rest` as share a chunk, or complete the one under way, up to most_rows;
+  // or, where the policy has the model repeat the text first, rows of that, and none of `input.rest`. REQUIRES:
+  // status().ok().
   PassPlan plan_pass(const Input& input) const;
 
   // Makes room for the rows of a plan. Succeeds whole or leaves no trace. From its success until finish_pass, status()
@@ -132,6 +136,15 @@ class Sequence {
 
   bool in_chunk() const { return done_ > 0; }  // some rows of a chunk have run, others have not
 
+  // Returns how many rows are left of the part of the text that the model repeats next; 0: none, the next pass runs
+  // tokens of its input. Such a pass has no logits.
+  std::int64_t rows_to_repeat() const;
+  std::int64_t repeated_rows() const { return repeated_rows_; }  // that ran so far
+  // The fork that repeats a part, while some of its rows have run and others have not; null otherwise.
+  const Sequence* part() const { return part_.get(); }
+  // Frees that fork. The part is repeated from its beginning when the text goes on.
+  void give_up_part();
+
   // Makes a sequence in the same state that shares all pages and has copies of its layers' states. It has no taps.
   // REQUIRES: !in_chunk(). Errors: kResourceExhausted, status().
   Result<std::unique_ptr<Sequence>> fork() const;
@@ -155,8 +168,9 @@ class Sequence {
   // state and of offloaded tokens: now, and at most so far.
   std::uint64_t bytes() const;
   std::uint64_t bytes_peak() const { return std::max(bytes_peak_, bytes()); }
-  // Part of bytes() that nobody shares, without the tables' pages.
+  // Parts of bytes() that nobody shares: without the tables' pages, and these.
   std::uint64_t own_bytes_beside_pages() const;
+  std::uint64_t own_page_bytes() const { return part_ != nullptr ? own_page_bytes_ : tables_.own_page_bytes(); }
   // Bytes charged for the state of policy and selector: what is allocated for it, from the first pass on.
   std::uint64_t state_bytes() const { return state_.bytes(); }
 
@@ -178,10 +192,25 @@ class Sequence {
   }
 
  private:
+  // What stands before the first part that is repeated, before later ones, and behind either of these.
+  struct Instruction {
+    std::vector<TokenId> first, later, end;
+  };
+
   Sequence(const Sequence& other, KvSequence tables);
   std::uint64_t most_state(const PolicyChunk& chunk) const;
   void count_seen(std::int64_t most);
   void prune();
+  void decide(const std::function<void(int table)>& ask);
+  void prepare_tables(const PolicyChunk& chunk);
+  static void limit_frames(PageTable& table);  // compacts it before many rows
+  Instruction instruction_to_repeat() const;
+  std::vector<TokenId> tokens_of_part() const;
+  PassPlan plan_part(const Input& input) const;
+  Input part_input(int grid, int most_rows) const;
+  Status begin_part();
+  Status make_room_for_part(const PassPlan& plan);
+  void finish_part_pass();
   PassPlan plan_drafting(const DraftView& view) const;
   bool drafts_may_begin_pages() const;
 
@@ -189,6 +218,8 @@ class Sequence {
   std::shared_ptr<KvCache> cache_;
   std::vector<AppliedAdapter> adapters_;
   std::unique_ptr<RetentionPolicy> policy_;
+  RepeatsText* repeats_;  // null: the policy has the model repeat nothing
+  Instruction instruction_;
   KvSequence tables_;
   KvCacheShape shape_;
   PolicyListener listener_;
@@ -197,6 +228,16 @@ class Sequence {
   MemoryCharge state_;  // of the state of policy and selector
   int most_rows_ = 1;   // of any chunk so far
   int drafting_ = 0;    // rows to take back
+
+  // A fork that repeats a part of the text; null: none is under way.
+  std::unique_ptr<Sequence> part_;
+  std::vector<TokenId> part_tokens_;  // of it, the instruction first
+  std::int64_t part_done_ = 0;        // of these, those that have run
+  PassPlan part_plan_;                // of its pass under way
+  std::uint64_t own_page_bytes_ = 0;  // before it shared the pages
+  std::uint64_t evict_reserve_ = 0;   // bytes that evicting may take then, for copies of shared pages
+  bool is_part_ = false;              // this sequence is such a fork
+  std::int64_t repeated_rows_ = 0;
 
   PolicyChunk chunk_;  // under way
   int done_ = 0;       // rows of it that have run

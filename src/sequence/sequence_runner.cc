@@ -15,6 +15,7 @@ Status SequenceRunner::feed(std::span<const TokenId> tokens, int chunk, Logits l
                             Source source) {
   while (!tokens.empty()) {
     KVASIR_ASSIGN_OR_RETURN(const StepResult pass, feed_pass(tokens, chunk, logits, source));
+    if (pass.tokens == 0) continue;  // the text was repeated
     tokens = tokens.subspan(static_cast<std::size_t>(pass.tokens));
     const bool go_on = !on_pass || on_pass(pass.first, pass.rows, pass.logits);
     // A chunk that has begun is read to its end.

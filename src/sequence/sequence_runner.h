@@ -32,7 +32,8 @@ class SequenceRunner {
               Source source = Source::kPrompt);
 
   // Runs one pass of feed, for callers that read several sequences side by side. `rest`: what is left of the text; not
-  // empty. Errors: kResourceExhausted, leaving no trace; kDataLoss where a logit is not finite.
+  // empty. A pass that repeats the text (RepeatsText) runs none of it: StepResult::tokens is 0. Errors:
+  // kResourceExhausted, leaving no trace; kDataLoss where a logit is not finite.
   Result<StepResult> feed_pass(std::span<const TokenId> rest, int chunk, Logits logits, Source source);
 
   // As Step::set_watch.

@@ -127,7 +127,7 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
     const Sequence::PassPlan& pass = plan.passes[i];
     StepResult& result = results[i];
     result = {};
-    result.tokens = pass.rows;
+    result.tokens = pass.repeats() ? 0 : pass.rows;
     result.rows = pass.logits;
     result.first = pass.chunk.first + pass.first + pass.rows - pass.logits;
     result.logits = out.logits.subspan(row * vocabulary, static_cast<std::size_t>(pass.logits) * vocabulary);
@@ -157,10 +157,22 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
       requests[i].sequence->fail(result.status);
       continue;
     }
-    requests[i].sequence->finish_pass(plan.passes[i], result.tokens);
+    requests[i].sequence->finish_pass(plan.passes[i], plan.passes[i].repeats() ? plan.passes[i].rows : result.tokens);
   }
   times_.cache += clock.lap();
   return {};
+}
+
+Status Step::repeat(Sequence& sequence, int chunk) {
+  while (sequence.status().ok() && sequence.rows_to_repeat() > 0) {
+    Sequence::Input input;
+    input.chunk = chunk;
+    const StepRequest request{&sequence, input};
+    StepResult result;
+    KVASIR_RETURN_IF_ERROR(run(plan({&request, 1}), {&request, 1}, {&result, 1}));
+    KVASIR_RETURN_IF_ERROR(result.status);
+  }
+  return sequence.status();
 }
 
 }  // namespace kvasir

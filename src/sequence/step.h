@@ -45,7 +45,7 @@ struct StepResult {
   // An error where the sequence cannot go on: its logits or hidden states are NaN or infinite (kDataLoss), or offloaded
   // tokens could not be read back. After a pass with Sequence::Input::view it can, but has no draft.
   Status status;
-  int tokens = 0;                 // number of tokens that ran, and stay
+  int tokens = 0;                 // number of tokens that ran, and stay; 0: the pass repeated the text (RepeatsText)
   std::int64_t first = 0;         // index of the token that `logits` begin with
   int rows = 0;                   // of logits
   std::span<const float> logits;  // [rows, vocabulary]
@@ -71,6 +71,10 @@ class Step {
   // Executes a plan with the requests it was made of. results: [requests]; a sequence fails alone (StepResult::status).
   // Errors: kResourceExhausted for a plan that does not fit, or the plan's status: nothing has happened.
   Status run(const Plan& plan, std::span<const StepRequest> requests, std::span<StepResult> results);
+
+  // Repeats all that a sequence's policy has the model repeat before its next token; see Sequence::rows_to_repeat.
+  // `chunk`: as Sequence::Input::chunk. Errors: as run().
+  Status repeat(Sequence& sequence, int chunk);
 
   // Sets an optional callback, called for each sequence of a pass when room was made and before the model runs. Its
   // time is not part of times().

@@ -334,6 +334,7 @@ Result<std::vector<BeamResult>> SessionImpl::beam_search(const BeamOptions& opti
     KVASIR_RETURN_IF_ERROR(validate(search));
     KVASIR_RETURN_IF_ERROR(check_continuable());
     runner_->drop_drafts();
+    KVASIR_RETURN_IF_ERROR(runner_->step().repeat(*text_.sequence, text_.chunk));
     KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> root, text_.sequence->fork());
     KVASIR_ASSIGN_OR_RETURN(
         const std::vector<Beam> beams,

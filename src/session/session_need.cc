@@ -25,6 +25,14 @@ std::uint64_t bytes_behind(const SessionBase* session, const std::function<std::
     // A selector's memory covers the whole text, and a fork does not have it yet.
     need = policy.as<LeavesUnread>() != nullptr ? whole : std::min(need, whole);
   }
+  if (const RepeatsText* repeats = policy.as<RepeatsText>()) {
+    // A fork repeats what has come since the last repetition; plan(0) has the request's own tokens.
+    const std::int64_t rows = repeats->most_part(std::ssize(repeats->text()));
+    const std::uint64_t pages = KvCache::page_cost(held.shape(), sequence_layout(policy, held.tables().codec()),
+                                                   rows / held.shape().page.slots + 2);
+    const std::uint64_t fork = held.own_bytes_beside_pages() + held.state_bytes() + pages;
+    if (__builtin_add_overflow(need, fork, &need)) need = ~std::uint64_t{0};
+  }
   if (session->stored()) return need;
   return need - std::min(need, shared_bytes(policy, held.shape(), held.tables().next_index()));
 }

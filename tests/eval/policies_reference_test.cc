@@ -39,6 +39,7 @@ class Watched {
     return run_text(*runner_, text, setting_.chunk, [&](int rows) {
       for (int r = 0; r < rows; ++r) add_row(next_ + r);
       next_ += rows;
+      EXPECT_TRUE(runner_->step().repeat(runner_->whole(), setting_.chunk).ok());
       held_ = held();
     });
   }

@@ -145,6 +145,7 @@ TEST_F(Record, ReplayKeepsWhatTheEngineHeld) {
     const auto made = make_policy(info->name);
     ASSERT_TRUE(made.ok());
     if (!(*made)->traits().compacts) continue;
+    if ((*made)->as<RepeatsText>() != nullptr) continue;  // it is not replayed
     ++by_table;
     if (kSmallOfPrompts.contains(info->name)) continue;
     ASSERT_TRUE(kSmall.contains(info->name)) << "no small '" << info->name << "' to test with";
@@ -167,6 +168,13 @@ TEST_F(Record, ReplayKeepsWhatTheEngineHeld) {
     }
   }
   EXPECT_EQ(by_table, static_cast<int>(kSmall.size() + kSmallOfPrompts.size()));
+}
+
+TEST_F(Record, WhatNeedsTheModelIsNotReplayed) {
+  const auto [result, trace] = record(40, {"full", 0, 0});
+  ASSERT_NE(trace, nullptr);
+  for (const char* policy : {"quest", "kvzip"})
+    EXPECT_EQ(check_replayable(*trace, **make_policy(policy), {}).code(), StatusCode::kUnsupported) << policy;
 }
 
 // Parts that evict ranges evict single tokens in a composition: what a row sees is what the tables held before it.

@@ -30,25 +30,33 @@ struct WindowCase {
   }
 };
 
-// The rows of one prompt, and what was held.
+// The rows of one prompt, block of a prompt, or run of generated tokens, and what was held.
 struct PromptRows {
+  bool blocks = false;
+  std::int64_t every = 0;
   std::vector<TokenIndex> kept;
-  std::vector<TokenIndex> queries;  // of the prompt so far
+  std::vector<TokenIndex> queries;  // so far
   TokenIndex prompt_end = 0;
+  TokenIndex answer_begin = 0;
+  bool in_prompt = true;
   std::map<TokenIndex, std::map<TokenIndex, double>> rows;
 
-  // True when a prompt ends.
+  // True when a prompt, a block or a run ends.
   bool pass(TokenIndex first, const PassShape& shape, const TableMass& mass) {
     const TokenIndex end = first + shape.rows + shape.prompt_left;
     if (shape.prompt && end != prompt_end) end_prompt();  // the one before was given up
+    if (!shape.prompt && in_prompt) end_prompt();
     prompt_end = end;
+    in_prompt = shape.prompt;
     for (TokenIndex id = first; id < first + shape.rows; ++id) {
       kept.push_back(id);
-      if (!shape.prompt) continue;
+      if (!shape.prompt && every == 0) continue;
       queries.push_back(id);
       for (const TokenIndex key : kept) rows[id][key] = mass(id, key);
     }
-    return shape.prompt && shape.prompt_left == 0;
+    if (!shape.prompt) return every > 0 && (first + 1 - answer_begin) % every == 0;
+    answer_begin = first + shape.rows;
+    return blocks || shape.prompt_left == 0;
   }
   std::vector<TokenIndex> observed(std::int64_t window) const {
     return {queries.end() - std::min(std::ssize(queries), window), queries.end()};
@@ -230,6 +238,14 @@ struct CakeCase {
   double gamma = 200;
   double tau1 = 1.6;
   double tau2 = 0.4;
+  bool blocks = false;
+  std::int64_t every = 0;
+  double most = 0;
+
+  std::string spec() const {
+    return fmt::format("cake:budget={},window={},kernel={},gamma={},tau1={},tau2={},prompt={},every={},most={}", budget,
+                       window, kernel, gamma, tau1, tau2, blocks ? "blocks" : "whole", every, most);
+  }
 };
 
 // All tables at once: the layers share one budget.
@@ -239,7 +255,10 @@ struct NaiveCake {
   std::vector<PromptRows> tables;
 
   void pass(TokenIndex first, const PassShape& shape, const test::MassSource& mass) {
-    tables.resize(static_cast<std::size_t>(layout.tables()));
+    PromptRows empty;
+    empty.blocks = c.blocks;
+    empty.every = c.every;
+    tables.resize(static_cast<std::size_t>(layout.tables()), empty);
     bool ends = false;
     for (int t = 0; t < layout.tables(); ++t)
       ends = tables[static_cast<std::size_t>(t)].pass(
@@ -281,6 +300,9 @@ struct NaiveCake {
           shift += variance(values);
         }
         room[layer] = earlier;
+        if (c.most > 0)
+          room[layer] =
+              std::min(earlier, static_cast<std::int64_t>(c.most * static_cast<double>(c.budget - c.window)));
       }
       preference[layer] = std::pow(entropy, 1 / c.tau1) * std::pow(shift, 1 / c.tau2);
     }
@@ -297,12 +319,13 @@ struct NaiveCake {
     }
   }
 
-  // One token at a time from what the rounding and the full layers leave, but to equal amounts.
+  // What the rounding and the full layers leave is dealt in rounds, one token at a time, to the layers that had room when
+  // the round began. Those that are full by then put theirs aside for the next round.
   std::vector<std::int64_t> divide(const std::vector<double>& preference, const std::vector<std::int64_t>& room) const {
     const std::int64_t total = static_cast<std::int64_t>(room.size()) * (c.budget - c.window);
     double sum = 0;
     for (const double p : preference) sum += p;
-    std::vector<std::int64_t> shares, extra(room.size());
+    std::vector<std::int64_t> shares;
     std::int64_t left = total;
     for (std::size_t l = 0; l < room.size(); ++l) {
       const double share = sum > 0 ? preference[l] / sum * static_cast<double>(total) : 0;
@@ -310,14 +333,20 @@ struct NaiveCake {
       left -= shares[l];
     }
     while (left > 0) {
-      std::size_t next = room.size();  // the layer with room that got the fewest extra tokens; of equals the first
+      std::vector<std::size_t> open;
       for (std::size_t l = 0; l < room.size(); ++l)
-        if (shares[l] + extra[l] < room[l] && (next == room.size() || extra[l] < extra[next])) next = l;
-      if (next == room.size()) break;
-      ++extra[next];
-      --left;
+        if (shares[l] < room[l]) open.push_back(l);
+      if (open.empty()) break;
+      std::int64_t aside = 0;
+      for (std::int64_t token = 0; token < left; ++token) {
+        const std::size_t l = open[static_cast<std::size_t>(token) % open.size()];
+        if (shares[l] < room[l])
+          ++shares[l];
+        else
+          ++aside;
+      }
+      left = aside;
     }
-    for (std::size_t l = 0; l < room.size(); ++l) shares[l] += extra[l];
     return shares;
   }
 };
@@ -340,16 +369,20 @@ TEST(Cake, KeepsWhatTheDefinitionKeeps) {
       {.budget = 12, .window = 4, .tau1 = 1, .tau2 = 1},
       {.budget = 40, .window = 8, .tau2 = 0.2},
       {.budget = 6, .window = 6},
+      {.most = 1.25},
+      {.every = 5},
+      {.window = 4, .every = 9, .most = 2},
+      {.blocks = true, .most = 1},
+      {.kernel = 1, .blocks = true, .every = 4, .most = 1.5},
   };
   bool layers_differ = false;
   for (const CakeCase& c : cases)
     for (const auto& schedule : prompts()) {
       const TableLayout layout{.layers = 4, .per_layer = 2, .heads = 2};
-      const std::string spec = fmt::format("cake:budget={},window={},kernel={},gamma={},tau1={},tau2={}", c.budget,
-                                           c.window, c.kernel, c.gamma, c.tau1, c.tau2);
-      SCOPED_TRACE(spec);
+      SCOPED_TRACE(c.spec());
       const auto mass = layered_mass(layout.per_layer);
-      const auto policy = test::policy_of_tables(spec, layout);
+      const auto policy = test::policy_of_tables(c.spec(), layout);
+      ASSERT_EQ(policy->bound().has_value(), c.blocks && c.every > 0);
       test::TableDriver driver(*policy, layout, mass);
       NaiveCake naive{.c = c, .layout = layout, .tables = {}};
       TokenIndex first = 0;
@@ -357,9 +390,13 @@ TEST(Cake, KeepsWhatTheDefinitionKeeps) {
         driver.pass(shape.rows, shape.prompt, shape.prompt_left);
         naive.pass(first, shape, mass);
         first += shape.rows;
-        for (int t = 0; t < layout.tables(); ++t)
+        for (int t = 0; t < layout.tables(); ++t) {
           ASSERT_EQ(driver.held(t), naive.tables[static_cast<std::size_t>(t)].kept)
               << "token " << first << " table " << t;
+          if (policy->bound()) {
+            ASSERT_LT(std::ssize(driver.held(t)), *policy->bound());
+          }
+        }
         layers_differ = layers_differ || driver.held(0).size() != driver.held(7).size();
       }
     }
@@ -451,7 +488,7 @@ TEST(PromptWindow, OtherRowsNeedNotBeShown) {
 
 TEST(PromptWindow, BehavesAsEveryScoredPolicy) {
   for (const char* spec : {"snapkv:budget=20,window=6", "pyramidkv:budget=20,window=6", "cake:budget=20,window=6",
-                           "cake:budget=30%,window=4"})
+                           "cake:budget=30%,window=4", "cake:budget=20,window=6,prompt=blocks,every=5,most=2"})
     test::check_scored_policy(spec);
 }
 

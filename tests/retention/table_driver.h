@@ -155,6 +155,8 @@ class TableDriver {
       const int first = chunk_rows(*policy_, rows);
       ASSERT_TRUE(first >= 1 && first <= rows);
       rows -= first;
+      repeat();
+      if (::testing::Test::HasFatalFailure()) return;
       run_chunk({next_, first, prompt, prompt_left + rows});
       if (::testing::Test::HasFatalFailure()) return;
     }
@@ -174,8 +176,32 @@ class TableDriver {
   }
 
  private:
+  // Repeats the parts of the text that the policy names, on clones.
+  void repeat() {
+    RepeatsText* repeats = policy_->as<RepeatsText>();
+    if (repeats == nullptr || repeats->next_part().tokens.empty()) return;
+    while (!repeats->next_part().tokens.empty()) {
+      const RepeatsText::Part part = repeats->next_part();
+      const std::unique_ptr<RetentionPolicy> clone = policy_->clone();
+      clone->as<RepeatsText>()->observe_part();
+      TableDriver driver(*this, *clone);
+      driver.pass(static_cast<int>(part.lead.size() + part.tokens.size()), true);
+      if (::testing::Test::HasFatalFailure()) return;
+      repeats->end_part(*clone);
+    }
+    for (int t = 0; t < layout_.tables(); ++t) {
+      KeepPlan plan;
+      repeats->evict(t, plan);
+      apply(plan, tables_[static_cast<std::size_t>(t)]);
+    }
+    check_state();
+    check_agreement();
+  }
+
   void run_chunk(const PolicyChunk& chunk) {
     ASSERT_EQ(policy_->seen(), chunk.first);
+    if (RepeatsText* repeats = policy_->as<RepeatsText>())
+      repeats->take_text(std::vector<TokenId>(static_cast<std::size_t>(chunk.rows), 5));
     hidden_.assign(static_cast<std::size_t>(chunk.rows), {-1, -1});
     find_hidden(*policy_, chunk, hidden_);
     for (const IndexRange& hidden : hidden_)

@@ -28,6 +28,7 @@ struct Naive {
   int table = 0;
   std::size_t budget = 0, recent = 0, sinks = 0, wide = 0, every = 0;
   int kernel = 1;
+  bool blocks = false;
   std::vector<TokenIndex> kept;
   std::map<TokenIndex, double> mass;  // of the queries since the last prune; of a prompt, of its last ones
 
@@ -35,13 +36,14 @@ struct Naive {
     std::vector<TokenIndex> seen = kept;
     for (TokenIndex id = first; id < first + shape.rows; ++id) {
       seen.push_back(id);
-      const std::int64_t left = shape.prompt_left + first + shape.rows - 1 - id;
+      const std::int64_t left = (blocks ? 0 : shape.prompt_left) + first + shape.rows - 1 - id;
       if (shape.prompt && left >= static_cast<std::int64_t>(every)) continue;
       if (shape.prompt && prompt_end != id + left) mass.clear(), prompt_end = id + left;
       for (const TokenIndex key : seen) mass[key] += source(id, key);
     }
     kept = seen;
-    const bool due = shape.prompt ? shape.prompt_left == 0 && kept.size() > budget : kept.size() >= budget + every;
+    const bool due = shape.prompt ? (blocks || shape.prompt_left == 0) && kept.size() > budget
+                                  : kept.size() >= budget + every;
     if (!due) return;
     const std::size_t last = kept.size() - recent;
     std::vector<double> ranks(last);
@@ -87,6 +89,8 @@ TEST(Vase, KeepsWhatItsDefinitionSays) {
             {.budget = 24, .recent = 6, .sinks = 2, .wide = 8, .every = 5, .kernel = 1});
     compare("vase:budget=20,recent=4,sinks=0,wide=25%,draw=off,kernel=3,every=9",
             {.budget = 20, .recent = 4, .sinks = 0, .wide = 5, .every = 9, .kernel = 3});
+    compare("vase:budget=22,recent=5,sinks=1,wide=7,draw=off,kernel=3,every=6,prompt=blocks",
+            {.budget = 22, .recent = 5, .sinks = 1, .wide = 7, .every = 6, .kernel = 3, .blocks = true});
   }
 }
 
@@ -116,6 +120,7 @@ TEST(Vase, DrawsInProportionToAttention) {
 
 TEST(Vase, IsAPolicyLikeTheOthers) {
   for (const char* spec : {"vase:budget=20,recent=4,every=5", "vase:budget=30%,recent=2,every=3,draw=off",
+                           "vase:budget=24,recent=6,every=4,prompt=blocks",
                            "snapkv:budget=30,window=6+vase:budget=24,recent=4,every=3"})
     test::check_scored_policy(spec);
 }
@@ -124,6 +129,7 @@ TEST(Vase, RefusesWhatCannotBe) {
   test::expect_refused("vase:every=0", {"every=0", "1 to 2^40"});
   test::expect_refused("vase:recent=0", {"recent=0", "1 to 2^40"});
   test::expect_refused("vase:kernel=4", {"kernel=4", "odd"});
+  test::expect_refused("vase:prompt=blocks+h2o", {"composition", "prompt=blocks"});
   test::expect_refused("vase:budget=10,sinks=6,recent=6", {"sinks=6", "recent=6", "budget=10"});
 }
 

@@ -47,8 +47,8 @@ Json quality_json(const QualityReport& quality) {
           {"rows_bytes", quality.rows_bytes}};
 }
 
-// Adds `windows` and `states` if layers of the model have them, and `demotion` and `offload` if the policy demotes or
-// offloads.
+// Adds `windows` and `states` if layers of the model have them, `repeated` if the text was repeated, and `demotion` and
+// `offload` if the policy demotes or offloads.
 template <class Json>
 void add_places(const KvReport& kv, Json* json) {
   for (const KvReport::WindowGroup& group : kv.windows)
@@ -56,6 +56,7 @@ void add_places(const KvReport& kv, Json* json) {
         {{"layers", group.layers}, {"window", group.window}, {"kept", group.kept}, {"bytes", group.bytes}});
   for (const KvReport::StateGroup& group : kv.states)
     (*json)["states"].push_back({{"layers", group.layers}, {"bytes", group.bytes}});
+  if (kv.repeated > 0) (*json)["repeated"] = kv.repeated;
   if (kv.demotes)
     (*json)["demotion"] = {
         {"tokens", kv.demoted},    {"bytes", kv.demoted_bytes}, {"file_bytes", kv.demoted_file_bytes},
