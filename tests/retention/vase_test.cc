@@ -1,4 +1,6 @@
 // `vase` against its definition, and its draws against their probabilities.
+#include <fmt/core.h>
+
 #include <cmath>
 #include <numeric>
 
