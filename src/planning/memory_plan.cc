@@ -247,7 +247,8 @@ void add_repetition(const KvCacheShape& shape, const RetentionPolicy& policy, Me
   request.tokens = request.prompt = prompt;
   constexpr std::int64_t kMostInstruction = 80;  // no token has less than a byte
   const std::int64_t slots = shape.page.slots, whole = prompt / slots;
-  const std::int64_t columns = (prompt + repeats->most_part(prompt) + kMostInstruction + slots - 1) / slots;
+  const std::int64_t end = prompt + repeats->most_part(prompt) + kMostInstruction;
+  const std::int64_t columns = (end + slots - 1) / slots;
   const SequenceLayout layout = sequence_layout(policy);
   const KvMemory then = plan_groups(shape, policy, request);
   const auto sequences = static_cast<std::uint64_t>(request.sequences);
@@ -255,7 +256,6 @@ void add_repetition(const KvCacheShape& shape, const RetentionPolicy& policy, Me
   const std::int64_t shared = std::max<std::int64_t>(whole - KvCache::most_open_columns(shape, layout, whole), 0);
   const std::uint64_t fork =
       KvCache::cost(shape, layout, columns) - bytes_of_columns(shape, static_cast<std::uint64_t>(shared));
-  const std::int64_t end = prompt + repeats->most_part(prompt) + kMostInstruction;
   const std::uint64_t state = policy.most_state_bytes(table_layout(shape, layout.scope), end, request.chunk) +
                               PolicyListener::most_bytes(policy, shape, end, request.chunk);
   const std::uint64_t bytes = saturating_sum(then.bytes, saturating_product(fork + state, sequences));

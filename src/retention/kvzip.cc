@@ -109,11 +109,7 @@ class KvzipPolicy final : public ScoredPolicy, public RepeatsText {
   void reserve_text(std::size_t tokens) { text_.reserve(text_capacity(tokens)); }
 
   // A token's score: the most that any query head gave it while any part was repeated.
-  void score(ScoreList& list, const Step&, std::span<const double> mass) override {
-    double* scores = list.values().data();
-    for (std::size_t i = 0; i < mass.size(); ++i)
-      scores[i] = mass[i] > scores[i] || std::isnan(mass[i]) ? mass[i] : scores[i];
-  }
+  void score(ScoreList& list, const Step&, std::span<const double> mass) override { raise_to(list.values(), mass); }
   void prune(ScoreList&, const Step&) override {}
 
   // Returns what a table keeps on average.
@@ -200,9 +196,9 @@ class KvzipPolicy final : public ScoredPolicy, public RepeatsText {
   }
 
   KvzipOptions options_;
-  std::vector<TokenId> text_;  // that came since the last repetition
-  bool pending_ = false;       // it is to be repeated before the next chunk
-  std::size_t repeated_ = 0;   // of it, so far
+  std::vector<TokenId> text_;  // tokens that came since the last repetition
+  bool pending_ = false;       // text_ is to be repeated before the next chunk
+  std::size_t repeated_ = 0;   // tokens of text_ that have been repeated
   std::vector<std::int64_t> shares_;
   bool observing_ = false;
 };
@@ -229,9 +225,8 @@ const PolicyInfo kKvzipPolicy{
     .summary = "the tokens that the model attends to when it repeats the prompt: for any question that may follow",
     .formula =
         "when a prompt has ended, run it again behind an instruction to repeat it; score = the most weight that any "
-        "query head of the group gives a token then; keep sinks, the last recent, and the highest scores, budget a "
-        "head "
-        "on average",
+        "query head of the group gives a token then; keep sinks, the last recent, and the highest scores, in all "
+        "budget for each head",
     .reference = "KVzip, Kim et al., arXiv 2505.23416",
     .options = kKvzipOptions,
     .acts = "behind a prompt, for all KV heads together",

@@ -1,7 +1,6 @@
 #include "retention/prompt_window.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/status.h"
 
@@ -125,13 +124,9 @@ void PromptWindowPolicy::score(ScoreList& list, const Step& step, std::span<cons
 }
 
 void PromptWindowPolicy::add_row(ScoreList& list, const Step&, std::int64_t, std::span<const double> mass) {
+  if (options_.maximum) return raise_to(list.values(), mass);
   double* scores = list.values().data();
-  if (options_.maximum) {
-    for (std::size_t i = 0; i < mass.size(); ++i)
-      scores[i] = mass[i] > scores[i] || std::isnan(mass[i]) ? mass[i] : scores[i];
-  } else {
-    for (std::size_t i = 0; i < mass.size(); ++i) scores[i] += mass[i];
-  }
+  for (std::size_t i = 0; i < mass.size(); ++i) scores[i] += mass[i];
 }
 
 void PromptWindowPolicy::rank(ScoreList& list, std::int64_t rows, std::span<double> scores) {

@@ -1,5 +1,7 @@
 #include "retention/scored.h"
 
+#include <cmath>
+
 #include "base/status.h"
 
 namespace kvasir {
@@ -219,6 +221,11 @@ std::uint64_t ScoredPolicy::most_state_bytes(const TableLayout& layout, std::int
          static_cast<std::uint64_t>(layout.tables()) *
              (sizeof(ScoreList) + table_state_bytes(layout) +
               ScoreList::most_bytes(values_per_token_, entered, most_held(rows), rows, by_row_));
+}
+
+void raise_to(std::span<double> scores, std::span<const double> mass) {
+  for (std::size_t i = 0; i < mass.size(); ++i)
+    if (mass[i] > scores[i] || std::isnan(mass[i])) scores[i] = mass[i];
 }
 
 Result<bool> get_switch(const PolicyOptions& given, std::string_view key) {

@@ -204,6 +204,9 @@ class KeepHighestPolicy final : public ScoredPolicy {
   KeepRule rule_;
 };
 
+// Raises scores to the masses that are larger, or NaN. REQUIRES: as many scores as masses, or more.
+void raise_to(std::span<double> scores, std::span<const double> mass);
+
 // Reads an option that is on or off.
 Result<bool> get_switch(const PolicyOptions& given, std::string_view key);
 // Reads the option prompt: whether each chunk of a prompt is pruned, or the prompt when it ends.

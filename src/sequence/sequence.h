@@ -203,7 +203,7 @@ class Sequence {
   void prune();
   void decide(const std::function<void(int table)>& ask);
   void prepare_tables(const PolicyChunk& chunk);
-  static void limit_frames(PageTable& table);  // compacts it before many rows
+  static void limit_frames(PageTable& table);  // compacts a table of many frames
   Instruction instruction_to_repeat() const;
   std::vector<TokenId> tokens_of_part() const;
   PassPlan plan_part(const Input& input) const;

@@ -157,7 +157,7 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
       requests[i].sequence->fail(result.status);
       continue;
     }
-    requests[i].sequence->finish_pass(plan.passes[i], plan.passes[i].repeats() ? plan.passes[i].rows : result.tokens);
+    requests[i].sequence->finish_pass(plan.passes[i], result.tokens);
   }
   times_.cache += clock.lap();
   return {};
