@@ -95,9 +95,10 @@ class SlotBiasesOnKernels : public ::testing::TestWithParam<std::string_view> {
 INSTANTIATE_TEST_SUITE_P(Tables, SlotBiasesOnKernels, ::testing::ValuesIn(kernel_names()),
                          [](const auto& info) { return std::string(info.param); });
 
-// The naive backend computes the softmax in double precision. Where pages are encoded, the kernels round queries too.
+// The naive backend computes the softmax in double precision. Where pages are encoded or of i16, the kernels round
+// queries and weights too.
 TEST_P(SlotBiasesOnKernels, GiveTheSoftmaxOfTheReference) {
-  for (const auto& [type, tolerance] : {std::pair{"f32", 2e-4}, {"f16", 2e-3}, {"q8", 0.02}, {"k=q4,v=q8", 0.05}})
+  for (const auto& [type, tolerance] : {std::pair{"f32", 2e-4}, {"f16", 2e-3}, {"i16", 0.01}, {"q8", 0.02}, {"k=q4,v=q8", 0.05}})
     for (const PolicyScope scope : {PolicyScope::kSequence, PolicyScope::kLayer, PolicyScope::kHead})
       for (const PositionMode positions : {PositionMode::kOriginal, PositionMode::kCompact}) {
         SCOPED_TRACE(std::string(type) + " " + std::to_string(static_cast<int>(scope)));

@@ -62,8 +62,7 @@ void use_open_pages(const PassTables& tables, const AttentionTask& task, const T
 }
 
 // Attends to entries in pages that have no values of their own: each is opened to floats.
-void attend_latent(const KernelTable& kernels, const KernelTable& opening, const AttentionPartial& run,
-                   const AttentionState& into) {
+void attend_latent(const KernelTable& kernels, const AttentionPartial& run, const AttentionState& into) {
   alignas(64) float room[2 * kMaxHeadDim * 64];
   const PageFormat opened{.head_dim = run.head_dim, .slots = run.slots, .key = KvType::kF32, .value = KvType::kF32};
   const PageFormat* const format = &opened;
@@ -73,7 +72,7 @@ void attend_latent(const KernelTable& kernels, const KernelTable& opening, const
     for (int row = 0; row < run.rows; ++row)
       any |= run.masks[static_cast<std::size_t>(row) * run.mask_row_stride + static_cast<std::size_t>(e)];
     if (any == 0) continue;
-    opening.open_latent(*run.formats[e], run.pages[e], room);
+    kernels.open_latent(*run.formats[e], run.pages[e], room);
     AttentionPartial one = entries_of_partial(run, e, 1);
     one.pages = &page;
     one.formats = &format;
@@ -128,31 +127,26 @@ void attend_gathered(const KernelTable& kernels, const CpuPageStore& store, cons
 
 }  // namespace
 
-void CpuAttention::attend_entries(const KernelTable& kernels, const AttentionPartial& run,
-                                  const AttentionState& into) const {
-  if (run.formats[0]->latent) return attend_latent(kernels, kernels_, run, into);
-  kernels.attend(run, into);
+void CpuAttention::attend_entries(const AttentionPartial& run, const AttentionState& into) const {
+  if (run.formats[0]->latent) return attend_latent(kernels_, run, into);
+  kernels_.attend(run, into);
 }
 
-// Attends to the entries of a partial that have biases with the generic kernel, so that all kernel tables get the same
-// sums from them, and to the others with `kernels`.
+// Attends to a partial of a table some of whose entries have biases.
 void CpuAttention::attend_biased(const AttentionTask& task, const TablePartial& part, const AttentionPartial& run,
                                  const AttentionState& into) const {
   const BatchTable& batch = task.table->batch();
   const auto lane = static_cast<std::size_t>(task.table->lane(task.head));
   const float* biases[kPartialEntries];
+  bool any = false;
   for (int e = 0; e < run.entries; ++e) {
     const float* of_lanes = batch.biases[part.first + static_cast<std::uint32_t>(e)];
     biases[e] = of_lanes != nullptr ? of_lanes + lane * static_cast<std::size_t>(run.slots) : nullptr;
+    any = any || biases[e] != nullptr;
   }
-  for (int e = 0; e < run.entries;) {
-    int end = e + 1;
-    while (end < run.entries && (biases[end] == nullptr) == (biases[e] == nullptr)) ++end;
-    AttentionPartial some = entries_of_partial(run, e, end - e);
-    if (biases[e] != nullptr) some.biases = biases + e;
-    attend_entries(biases[e] != nullptr ? generic_kernels() : kernels_, some, into);
-    e = end;
-  }
+  AttentionPartial biased = run;
+  if (any) biased.biases = biases;
+  attend_entries(biased, into);
 }
 
 void CpuAttention::rotate_queries(const float* query) {
@@ -437,7 +431,7 @@ void CpuAttention::run_partial(const AttentionTask& task, std::size_t number, in
   }
   if (gathers) return attend_gathered(kernels_, store, batch, part, offloaded, run, into);
   if (!batch.biases.empty()) return attend_biased(task, part, run, into);
-  attend_entries(kernels_, run, into);
+  attend_entries(run, into);
 }
 
 void CpuAttention::finish_task(const AttentionTask& task) {

@@ -57,8 +57,8 @@ class CpuAttention {
   // Returns whether several threads compute the partials of one task: there are fewer than four tasks a thread.
   bool splits_partials() const;
   void run_tasks();
-  // Attends to entries with one of the kernel tables; latent ones are opened first.
-  void attend_entries(const KernelTable& kernels, const AttentionPartial& run, const AttentionState& into) const;
+  // Attends to entries; latent ones are opened first.
+  void attend_entries(const AttentionPartial& run, const AttentionState& into) const;
   void attend_biased(const AttentionTask& task, const TablePartial& part, const AttentionPartial& run,
                      const AttentionState& into) const;
   // `next`: see AttentionPartial::next_pages.

@@ -58,7 +58,7 @@ void CpuAttention::add_recalled(const AttentionTask& task) {
                              .softcap = layer().softcap};
   const AttentionState one = state(task, 1);
   reset_states(one, group, dim);
-  attend_entries(kernels_, run, one);
+  attend_entries(run, one);
   kernels_.merge(of_row(state(task, 0), task.rows - 1, group, dim), one, group, dim);
 }
 

@@ -54,7 +54,7 @@ struct Attention {
       const std::ptrdiff_t ahead = page_ahead(partial, e) - page;
       Floats score[kQueries][kSlotVectors];
       Parts::template page_scores<kType, kSlotVectors, kQueries, kFetch>(page, dim, q, score, ahead);
-      Parts::template cap<kSlotVectors>(partial, score);
+      Parts::template cap_and_bias<kSlotVectors>(partial, e, score);
       Parts::template weigh<kSlotVectors>(
           partial, state, first, block, e, live, [&](int i, int v) { return score[i][v]; }, weight, keep);
       const std::byte* values = page + static_cast<std::size_t>(dim * kSlotVectors * 16) * kElementBytes<kType>;
@@ -98,7 +98,7 @@ struct Attention {
             Parts::template page_scores<KvType::kF32, kSlotVectors, kQueries>(keys, dim, queries, score);
           }
           opened = true;
-          Parts::template cap<kSlotVectors>(partial, score);
+          Parts::template cap_and_bias<kSlotVectors>(partial, e, score);
           Parts::template weigh<kSlotVectors>(
               partial, state, first, block, e, live, [&](int i, int v) { return score[i][v]; }, weight, keep);
           Parts::template add_all_values<KvType::kF32, kQueries>(reinterpret_cast<const std::byte*>(page + side), dim,
@@ -162,8 +162,13 @@ struct Attention {
       for (int slot = 0; slot < query.slots; slot += 16) {
         const auto bits = static_cast<std::uint16_t>(live >> slot);
         if (bits == 0) continue;
+        const Floats weights = Simd::load(raw + slot) * scale;
         // pack may write 16 floats: those behind the live ones were read already, or are written next.
-        Simd::pack(bits, query.weights + count, Simd::load(raw + slot) * scale);
+        if (bits == 0xffff) {
+          Simd::store(query.weights + count, weights);
+        } else {
+          Simd::pack(bits, query.weights + count, weights);
+        }
         count += __builtin_popcount(bits);
       }
     }

@@ -194,12 +194,21 @@ struct AttentionParts {
     return Simd::all(softcap) * (Simd::all(2.0F) / (Simd::all(1.0F) + grown) - Simd::all(1.0F));
   }
 
-  // Caps the scores of a block, where the partial asks for it.
+  // Returns the biases of an entry's slots; null: it has none.
+  [[gnu::always_inline]] static const float* biases_of(const AttentionPartial& partial, int entry) {
+    return partial.biases != nullptr ? partial.biases[entry] : nullptr;
+  }
+
+  // Caps the scores of a block with an entry, and adds the entry's biases, where there are any.
   template <int kSlotVectors, int kQueries>
-  [[gnu::always_inline]] static void cap(const AttentionPartial& partial, Floats (&score)[kQueries][kSlotVectors]) {
-    if (partial.softcap == 0) return;
-    for (auto& of_query : score)
-      for (Floats& scores : of_query) scores = capped(partial.softcap, scores);
+  [[gnu::always_inline]] static void cap_and_bias(const AttentionPartial& partial, int entry,
+                                                  Floats (&score)[kQueries][kSlotVectors]) {
+    if (partial.softcap != 0)
+      for (auto& of_query : score)
+        for (Floats& scores : of_query) scores = capped(partial.softcap, scores);
+    if (const float* biases = biases_of(partial, entry))
+      for (auto& of_query : score)
+        for (int v = 0; v < kSlotVectors; ++v) of_query[v] += Simd::load(biases + v * 16);
   }
 
   // Updates maxima and sums with an entry's scores: score_of(i, v) has those of query i with 16 slots. Sets weight
@@ -241,8 +250,8 @@ struct AttentionParts {
     }
   }
 
-  // The same for scores in memory, [kQueries][64], which are capped first. They are read once if registers can hold
-  // them.
+  // The same for scores in memory, [kQueries][64], which are capped and biased first. They are read once if registers
+  // can hold them.
   template <int kSlotVectors, int kQueries>
   [[gnu::always_inline]] static void weigh_stored(const AttentionPartial& partial, const AttentionState& state,
                                                   int first, const QueryBlock<kQueries>& block, int e,
@@ -253,6 +262,12 @@ struct AttentionParts {
         for (int v = 0; v < kSlotVectors; ++v) {
           float* const at = score + i * 64 + v * 16;
           Simd::store(at, capped(partial.softcap, Simd::load(at)));
+        }
+    if (const float* biases = biases_of(partial, e))
+      for (int i = 0; i < kQueries; ++i)
+        for (int v = 0; v < kSlotVectors; ++v) {
+          float* const at = score + i * 64 + v * 16;
+          Simd::store(at, Simd::load(at) + Simd::load(biases + v * 16));
         }
     const auto stored = [&](int i, int v) __attribute__((always_inline)) {
       return Simd::load(score + i * 64 + v * 16);

@@ -98,8 +98,7 @@ struct AttentionPartial {
   // [rows][entries], live slots a row may see; row stride below. REQUIRES: no bit at or beyond `slots`.
   const SlotMask* masks = nullptr;
   std::size_t mask_row_stride = 0;
-  // [entries]: numbers to add to the scores of an entry's slots, [slots], or null. Only the generic table's attend
-  // takes them; others REQUIRE null.
+  // [entries]: numbers to add to the scores of an entry's slots, [slots], or null. Null: no entry has any.
   const float* const* biases = nullptr;
   // Scores become softcap * tanh(score / softcap), before biases; 0: they stay.
   float softcap = 0;

@@ -191,7 +191,7 @@ struct WordAttention {
   // Takes the scores of a step into the maxima and sums of kWeighed queries from number `from` of the tile on, or of
   // the fewer that are left, and sets their weights as integers. kCount: vectors of scores, or 0 where step.seen_count
   // says. REQUIRES: the first entries of the step are seen, and all their slots; weights are not observed; scores are
-  // not capped.
+  // neither capped nor biased.
   template <int kSlotVectors, int kCount>
   static void weigh_all(const AttentionState& state, int first, const Step& step, int from, Tile& tile) {
     const int count = kCount > 0 ? kCount : step.seen_count * kSlotVectors;
@@ -269,9 +269,13 @@ struct WordAttention {
     std::uint16_t live[kStepVectors];
     float* const score = tile.score[i];
     float unit = tile.unit[i];
-    if (partial.softcap != 0) {
-      each_vector<kSlotVectors>(step, [&](int at, int, int) {
-        Simd::store(score + at * 16, Parts::capped(partial.softcap, Simd::load(score + at * 16) * Simd::all(unit)));
+    if (partial.softcap != 0 || partial.biases != nullptr) {
+      each_vector<kSlotVectors>(step, [&](int at, int s, int v) {
+        Floats scores = Simd::load(score + at * 16) * Simd::all(unit);
+        if (partial.softcap != 0) scores = Parts::capped(partial.softcap, scores);
+        if (const float* biases = Parts::biases_of(partial, step.first + step.seen[s]))
+          scores += Simd::load(biases + v * 16);
+        Simd::store(score + at * 16, scores);
       });
       unit = 1.0F;
     }
@@ -388,7 +392,7 @@ struct WordAttention {
       });
     }
     if (step.seen_count == 0) return;
-    const bool plain = partial.softcap == 0 && partial.weights == nullptr;
+    const bool plain = partial.softcap == 0 && partial.biases == nullptr && partial.weights == nullptr;
     if (plain) set_factors<kSlotVectors>(step);
     for (int i = 0; i < tile.count; i += kWeighed) {
       const int end = std::min(tile.count, i + kWeighed);

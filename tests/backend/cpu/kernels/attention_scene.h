@@ -102,11 +102,12 @@ struct Scene {
   std::vector<std::vector<float>> keys;    // [entries][slots][head_dim], as stored
   std::vector<std::vector<float>> values;  // likewise
   std::vector<std::unique_ptr<Fenced<std::byte>>> pages;
-  std::vector<SlotMask> masks;  // [rows][entries]
-  double rounding;              // of a product, what the table loses beyond a float's rounding
-  float softcap = 0;            // AttentionPartial::softcap
-  bool gathered = false;        // attend() gives the kernel rows in place of pages
-  std::uint32_t joined = 0;     // AttentionPartial::joined, of all entries
+  std::vector<SlotMask> masks;                  // [rows][entries]
+  double rounding;                              // of a product, what the table loses beyond a float's rounding
+  float softcap = 0;                            // AttentionPartial::softcap
+  bool gathered = false;                        // attend() gives the kernel rows in place of pages
+  std::uint32_t joined = 0;                     // AttentionPartial::joined, of all entries
+  std::vector<std::vector<float>> biases = {};  // [entries][slots], or empty for an entry; empty: none
 
   Scene(const KernelTable& table, PageFormat page_shape, int row_count, int group_size, int entry_count, float q_range,
         Random& random)
@@ -181,6 +182,14 @@ struct Scene {
     partial.masks = live.data();
     partial.mask_row_stride = mask_stride;
     partial.softcap = softcap;
+    std::vector<std::unique_ptr<Fenced<float>>> fenced;
+    std::vector<const float*> of_entries;
+    for (int e = begin; e < end && !biases.empty(); ++e) {
+      const std::vector<float>& own = biases[static_cast<std::size_t>(e)];
+      if (!own.empty()) fenced.push_back(std::make_unique<Fenced<float>>(own));
+      of_entries.push_back(own.empty() ? nullptr : fenced.back()->data());
+    }
+    if (!biases.empty()) partial.biases = of_entries.data();
     if (exponentials != nullptr) {
       partial.weights = exponentials->of(0) + static_cast<std::size_t>(begin * shape.slots);
       partial.weight_stride = exponentials->weight_stride;
@@ -256,6 +265,8 @@ struct Scene {
         size = std::max(size, magnitude);
         if (shape.key == KvType::kI16) steps = std::max(steps, of_key * double{largest_query} / (2 * 8191));
         if (softcap != 0) weights.back() = softcap * std::tanh(weights.back() / double{softcap});
+        if (!biases.empty() && !biases[static_cast<std::size_t>(e)].empty())
+          weights.back() += double{biases[static_cast<std::size_t>(e)][static_cast<std::size_t>(s)]};
         if (seen != nullptr) seen->push_back(values[static_cast<std::size_t>(e)].data() + at);
       }
     }
@@ -309,6 +320,13 @@ struct Scene {
       for (std::size_t d = 0; d < state.dim; ++d)
         ASSERT_NEAR(out[query * state.dim + d], wanted[d], tolerance) << "query " << query << " dimension " << d;
     }
+  }
+
+  // Gives some entries biases of -3 to 3.
+  void draw_biases(Random& random) {
+    biases.resize(static_cast<std::size_t>(entries));
+    for (auto& own : biases)
+      if (random.below(3) != 0) own = random.floats(static_cast<std::size_t>(shape.slots), 3.0F);
   }
 
   std::string describe() const {

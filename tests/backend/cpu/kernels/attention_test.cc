@@ -17,6 +17,7 @@ TEST_P(AttentionTest, IsTheSoftmaxOfEveryShape) {
         for (const int group : {1, 2, 3, 4, 7, 8}) {
           Scene scene(table(), {head_dim, slots, type}, 1 + random.below(5), group, 1 + random.below(6), 1.0F, random);
           if (random.below(3) == 0) scene.softcap = 1.5F;
+          if (random.below(3) == 0) scene.draw_biases(random);
           SCOPED_TRACE(scene.describe());
           const int dead_entry = random.below(scene.entries);
           for (int r = 0; r < scene.rows; ++r) scene.mask(r, dead_entry) = 0;

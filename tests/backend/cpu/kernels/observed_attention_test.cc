@@ -72,6 +72,7 @@ TEST_P(ObservedAttentionTest, WeightsAreTheSoftmax) {
           for (const float range : {0.0F, 1.0F, 60.0F}) {
             Scene scene(table(), {head_dim, slots, type}, 1 + random.below(5), group, 1 + random.below(9), range,
                         random);
+            if (random.below(3) == 0) scene.draw_biases(random);
             SCOPED_TRACE(scene.describe());
             const Observation observation(table(), scene, 0, scene.rows, random_ends(scene.entries, random));
             if (HasFatalFailure()) return;

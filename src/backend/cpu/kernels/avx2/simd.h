@@ -114,11 +114,24 @@ template <KvType kType>
   }
 }
 
+// [mask]: the numbers of the lanes of the mask, a byte each, ascending. Before Zen 3, AMD's pext takes some 200 cycles.
+struct LanesOfMasks {
+  std::uint64_t of[256];
+
+  constexpr LanesOfMasks() : of() {
+    for (unsigned mask = 0; mask < 256; ++mask) {
+      unsigned count = 0;
+      for (unsigned lane = 0; lane < 8; ++lane)
+        if ((mask >> lane & 1U) != 0) of[mask] |= std::uint64_t{lane} << (8 * count++);
+    }
+  }
+};
+inline constexpr LanesOfMasks kLanesOfMasks;
+
 // The lanes of the mask, moved to the front in their order. What is behind them has no meaning.
 [[gnu::always_inline]] inline __m256 compress8(unsigned mask, __m256 v) {
-  const std::uint64_t bytes = _pdep_u64(mask, 0x0101010101010101U) * 0xff;
-  const std::uint64_t from = _pext_u64(0x0706050403020100U, bytes);
-  return _mm256_permutevar8x32_ps(v, _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(from))));
+  const auto lanes = static_cast<long long>(kLanesOfMasks.of[mask]);
+  return _mm256_permutevar8x32_ps(v, _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(lanes)));
 }
 
 }  // namespace
