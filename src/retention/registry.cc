@@ -27,6 +27,7 @@ constexpr auto kPolicies = std::to_array<const PolicyInfo*>({
     &kVasePolicy,
     &kTriAttentionPolicy,
     &kRkvPolicy,
+    &kMatchingPolicy,
     &kKvzipPolicy,
     &kSyncKvPolicy,
     &kQuestPolicy,

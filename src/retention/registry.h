@@ -98,6 +98,7 @@ extern const PolicyInfo kExpectedPolicy;
 extern const PolicyInfo kVasePolicy;
 extern const PolicyInfo kTriAttentionPolicy;
 extern const PolicyInfo kRkvPolicy;
+extern const PolicyInfo kMatchingPolicy;
 extern const PolicyInfo kKvzipPolicy;
 extern const PolicyInfo kSyncKvPolicy;
 extern const PolicyInfo kQuestPolicy;

@@ -159,7 +159,7 @@ TEST(Commands, PoliciesListsThemAll) {
     EXPECT_EQ(run_json({"-p", "Once", "-n", "2", "--kv", spec})["tokens"], 2) << spec;
   }
   EXPECT_EQ(names, (std::vector<std::string>{"full", "window", "streaming", "cascade", "h2o", "tova", "lethe", "snapkv",
-                                             "pyramidkv", "cake", "keydiff", "lagkv", "expected", "vase", "triattention", "rkv", "kvzip", "synckv", "quest", "random", "recompute"}));
+                                             "pyramidkv", "cake", "keydiff", "lagkv", "expected", "vase", "triattention", "rkv", "matching", "kvzip", "synckv", "quest", "random", "recompute"}));
   const Finished text = run_program({"policies"});
   EXPECT_EQ(text.exit_code, 0);
   for (const std::string& name : names) EXPECT_NE(text.out.find(name), std::string::npos) << name;

@@ -52,10 +52,10 @@ constexpr Mistake kMisspelt[] = {
     {"run {M} -p x --frobnicate", "the argument '--frobnicate' is not expected (see 'kvasir run --help')"},
     {"run {M} -p x --kv h20",
      "unknown retention policy 'h20'; did you mean 'h2o'? (the policies are: full, window, streaming, cascade, h2o, "
-     "tova, lethe, snapkv, pyramidkv, cake, keydiff, lagkv, expected, vase, triattention, rkv, kvzip, synckv, quest, random, recompute)"},
+     "tova, lethe, snapkv, pyramidkv, cake, keydiff, lagkv, expected, vase, triattention, rkv, matching, kvzip, synckv, quest, random, recompute)"},
     {"policies streming",
      "unknown retention policy 'streming'; did you mean 'streaming'? (the policies are: full, window, streaming, "
-     "cascade, h2o, tova, lethe, snapkv, pyramidkv, cake, keydiff, lagkv, expected, vase, triattention, rkv, kvzip, synckv, quest, random, recompute)"},
+     "cascade, h2o, tova, lethe, snapkv, pyramidkv, cake, keydiff, lagkv, expected, vase, triattention, rkv, matching, kvzip, synckv, quest, random, recompute)"},
     {"run {M} -p x --kv h2o:buget=64",
      "policy 'h2o' has no option 'buget'; did you mean 'budget'? (its options are: budget, recent, sinks, every, pos, "
      "heads, protect)"},

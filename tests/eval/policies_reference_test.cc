@@ -46,6 +46,7 @@ class Watched {
 
   const Views& views() const { return views_; }
   const SequenceRunner& runner() const { return *runner_; }
+  bool weighed() const { return weighed_; }  // some token had a bias
   bool dropped_everywhere(int tokens) const {
     for (const auto& tables : held_)
       for (const auto& ids : tables)
@@ -54,8 +55,23 @@ class Watched {
   }
 
  private:
-  std::vector<std::vector<std::vector<TokenIndex>>> held() const {
-    return retained_by_layer(runner_->sequence(), layers_);
+  std::vector<std::vector<std::vector<TokenIndex>>> held() {
+    const auto held = retained_by_layer(runner_->sequence(), layers_);
+    biases_.clear();
+    if (const WeighsSlots* weighs = runner_->policy().as<WeighsSlots>())
+      for (const auto& tables : held)
+        for (const auto& ids : tables) {
+          const int lanes = tables.size() > 1 ? 1 : kv_heads_;
+          const auto table = static_cast<int>(biases_.size());
+          std::vector<float>& own = biases_.emplace_back(static_cast<std::size_t>(lanes) * ids.size());
+          bool any = false;
+          for (int lane = 0; lane < lanes; ++lane)
+            any |= weighs->biases(table, lane,
+                                  std::span(own).subspan(static_cast<std::size_t>(lane) * ids.size(), ids.size()));
+          weighed_ |= any;
+          if (!any) own.clear();
+        }
+    return held;
   }
 
   // The row sees what its table held before the pass, and the pass's own tokens up to itself.
@@ -70,8 +86,21 @@ class Watched {
         for (std::size_t i = 0; i < view.ids.size(); ++i)
           view.positions.push_back(original(query) ? view.ids[i] : static_cast<double>(i));
         view.query_position = view.positions.back();
+        view.biases = biases(layer, head, static_cast<int>(tables.size()), before.size());
+        if (!view.biases.empty()) view.biases.resize(view.ids.size());
         views_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(head)].push_back(std::move(view));
       }
+  }
+
+  // The biases of the tokens that a table held before the pass; empty: none. The policy may have moved on since: they
+  // are those of held_.
+  std::vector<double> biases(int layer, int head, int per_layer, std::size_t tokens) const {
+    const auto table = static_cast<std::size_t>(layer * per_layer + (per_layer > 1 ? head : 0));
+    if (biases_.empty() || biases_[table].empty()) return {};
+    const std::vector<float>& all = biases_[table];
+    const std::size_t lane = per_layer > 1 ? 0 : static_cast<std::size_t>(head);
+    return {all.begin() + static_cast<std::ptrdiff_t>(lane * tokens),
+            all.begin() + static_cast<std::ptrdiff_t>((lane + 1) * tokens)};
   }
 
   // Passes end where the trained context does, so that no pass stands on both sides.
@@ -86,6 +115,8 @@ class Watched {
   int kv_heads_;
   int next_ = 0;
   std::vector<std::vector<std::vector<TokenIndex>>> held_;
+  std::vector<std::vector<float>> biases_;  // by table: [lanes][tokens of held_]; empty: none
+  bool weighed_ = false;
   Views views_;
 };
 
@@ -121,6 +152,7 @@ void compare_with_reference(const RandomModelSpec& spec, const std::string& poli
     // The last rows alone, where all errors would have gathered.
     const std::size_t tail = want.front().size() * 4;
     EXPECT_LT(rms_error_ratio(std::span(got).last(tail), std::span<const double>(flatten(want)).last(tail)), 1e-5);
+    EXPECT_TRUE(setting.prompt < 80 || watched.weighed() == (watched.runner().policy().as<WeighsSlots>() != nullptr));
     // Some prune prompts alone, and this long at least.
     EXPECT_TRUE(setting.prompt < 80 || watched.dropped_everywhere(tokens));
     ++compared;

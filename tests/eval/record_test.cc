@@ -42,6 +42,7 @@ const std::map<std::string_view, std::vector<std::string>> kSmallOfPrompts = {
     {"expected", {"budget=20,sinks=2", "budget=24,spread=off,norm=off+h2o:budget=16,recent=4"}},
     {"triattention", {"budget=20,recent=4,every=5", "budget=20,recent=4,sinks=2,prompt=blocks"}},
     {"rkv", {"budget=20,window=4,every=5", "budget=24,window=6,alike=0.2,every=0+h2o:budget=16,recent=4"}},
+    {"matching", {"budget=20,recent=4,every=5", "budget=20,recent=4,fit=off+h2o:budget=16,recent=4"}},
     {"vase", {"budget=20,recent=4,every=5", "budget=20,recent=4,wide=50%,draw=off+h2o:budget=16,recent=4"}},
     {"lagkv", {"budget=24,lag=6", "budget=30%,lag=8,rank=all"}}};
 

@@ -182,7 +182,7 @@ void converse(const RandomModelSpec& spec, const std::string& codec, const std::
     EXPECT_EQ(warm.budget().used(), 0u);
     warm.cache().check_invariants({});
   }
-  EXPECT_EQ(hits, (std::set<std::string>{"cake", "cascade", "expected", "full", "h2o", "keydiff", "kvzip", "lagkv", "lethe",
+  EXPECT_EQ(hits, (std::set<std::string>{"cake", "cascade", "expected", "full", "h2o", "keydiff", "kvzip", "lagkv", "lethe", "matching",
                                          "pyramidkv", "random", "rkv", "snapkv", "streaming", "tova", "triattention", "vase", "window"}));
 }
 class PrefixStoreOf : public ::testing::TestWithParam<std::string> {};

@@ -493,6 +493,7 @@ std::vector<std::vector<double>> ReferenceModel::logits(std::span<const int> tok
           view = view_of(static_cast<int>(l), static_cast<int>(t), static_cast<int>(kv));
         }
         KVASIR_CHECK(!view.ids.empty() && view.ids.size() == view.positions.size());
+        KVASIR_CHECK(view.biases.empty() || view.biases.size() == view.ids.size());
         KVASIR_CHECK(view.ids.front() >= 0 && view.ids.back() == static_cast<int>(t));
         KVASIR_CHECK(std::adjacent_find(view.ids.begin(), view.ids.end(), std::greater_equal<>()) == view.ids.end());
         const std::size_t kv_at = kv * head_dim;
@@ -510,6 +511,7 @@ std::vector<std::vector<double>> ReferenceModel::logits(std::span<const int> tok
             const bool in_window = window_ == 0 || pattern_ > 0 || view.query_position - view.positions[j] < window_;
             weights.push_back(in_window ? dot(q, keys[j]) / std::sqrt(static_cast<double>(head_dim))
                                         : -std::numeric_limits<double>::infinity());
+            if (!view.biases.empty()) weights.back() += view.biases[j];
           }
           // A sink is one more score, of a token without a value.
           if (!layer.sinks.empty()) weights.push_back(layer.sinks[h]);

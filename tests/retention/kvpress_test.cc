@@ -156,17 +156,20 @@ void show_masses(ObservesMasses& policy, const PolicyChunk& chunk, int table) {
   }
 }
 
-// Returns what each table keeps of the prompt, read in a chunk of `first` tokens and others of `chunk`.
-std::vector<Kept> kept_by(const std::string& spec, std::int64_t first, std::int64_t size) {
+// Returns what each table keeps of a prompt of the first `tokens` tokens, 0: all, read in a chunk of `first` tokens and
+// others of `size`. `used`: if not null, gets the policy.
+std::vector<Kept> kept_by(const std::string& spec, std::int64_t first, std::int64_t size,
+                          std::unique_ptr<RetentionPolicy>* used = nullptr, std::int64_t tokens = 0) {
+  if (tokens == 0) tokens = fixture().tokens();
   auto policy = make_policy(spec);
   EXPECT_TRUE(policy.ok()) << policy.status().message();
   if (!policy.ok()) return {};
   const TableLayout layout = fixture().layout();
   (*policy)->begin(layout);
   std::vector<Kept> kept(static_cast<std::size_t>(layout.tables()));
-  for (std::int64_t at = 0; at < fixture().tokens();) {
-    const std::int64_t rows = std::min(at == 0 ? first : size, fixture().tokens() - at);
-    const PolicyChunk chunk{at, static_cast<int>(rows), true, fixture().tokens() - at - rows};
+  for (std::int64_t at = 0; at < tokens;) {
+    const std::int64_t rows = std::min(at == 0 ? first : size, tokens - at);
+    const PolicyChunk chunk{at, static_cast<int>(rows), true, tokens - at - rows};
     for (int t = 0; t < layout.tables(); ++t) {
       Kept& own = kept[static_cast<std::size_t>(t)];
       for (TokenIndex token = at; token < at + rows; ++token) own.push_back(token);
@@ -194,6 +197,7 @@ std::vector<Kept> kept_by(const std::string& spec, std::int64_t first, std::int6
     }
     at += rows;
   }
+  if (used != nullptr) *used = std::move(*policy);
   return kept;
 }
 
@@ -325,6 +329,133 @@ TEST(Kvpress, ChunksOfSnapKv) {
       expect_kept(expected, kept);
     }
   }
+}
+
+// Returns by how much the output of attention is off for the last 64 queries if a spec prunes the tokens before them:
+// the mean over queries, heads and layers of |output - that of all tokens| / |that of all tokens|.
+double error_of(const std::string& spec) {
+  const Array queries("queries.npy");
+  const TokenIndex first = fixture().tokens() - queries.shape[2];
+  std::unique_ptr<RetentionPolicy> policy;
+  const std::vector<Kept> kept = kept_by(spec, first, 0, &policy, first);
+  if (policy == nullptr) return 0;
+  const auto output = [&](int layer, int head, TokenIndex token, const Kept& tokens, std::span<const float> biases) {
+    std::vector<double> sum(kDim);
+    double total = 0;
+    const auto query = queries.row({layer, head, token - first});
+    for (std::size_t j = 0; j < tokens.size() && tokens[j] <= token; ++j) {
+      const auto key = fixture().keys.row({layer, head / 3, tokens[j]});
+      const auto value = fixture().values.row({layer, head / 3, tokens[j]});
+      double logit = j < biases.size() ? double{biases[j]} : 0;
+      for (std::size_t i = 0; i < kDim; ++i) logit += double{query[i]} * double{key[i]} / 8;
+      total += std::exp(logit);
+      for (std::size_t i = 0; i < kDim; ++i) sum[i] += std::exp(logit) * double{value[i]};
+    }
+    for (double& x : sum) x /= total;
+    return sum;
+  };
+  double error = 0;
+  Kept all;
+  for (TokenIndex token = 0; token < fixture().tokens(); ++token) all.push_back(token);
+  for (int table = 0; table < kLayers * kKvHeads; ++table) {
+    Kept own = kept[static_cast<std::size_t>(table)];
+    std::vector<float> biases(own.size());
+    const WeighsSlots* weighs = policy->as<WeighsSlots>();
+    if (weighs == nullptr || !weighs->biases(table, 0, biases)) biases.clear();
+    for (TokenIndex token = first; token < fixture().tokens(); ++token) own.push_back(token);
+    for (int head = table % kKvHeads * 3; head < table % kKvHeads * 3 + 3; ++head)
+      for (TokenIndex token = first; token < fixture().tokens(); ++token) {
+        const auto wanted = output(table / kKvHeads, head, token, all, {});
+        const auto got = output(table / kKvHeads, head, token, own, biases);
+        double off = 0, size = 0;
+        for (std::size_t i = 0; i < kDim; ++i)
+          off += (got[i] - wanted[i]) * (got[i] - wanted[i]), size += wanted[i] * wanted[i];
+        error += std::sqrt(off / size) / static_cast<double>(queries.shape[2] * kLayers * kHeads);
+      }
+  }
+  return error;
+}
+
+// Biases that restore the output bring attention nearer to that over all tokens; those of the mass alone hardly do,
+// since values stay what they are.
+TEST(Kvpress, BiasesOfMatchingRestoreTheOutput) {
+  const double off = error_of("matching:budget=128,fit=off"), output = error_of("matching:budget=128"),
+               mass = error_of("matching:budget=128,fit=mass");
+  SCOPED_TRACE(fmt::format("off {:.4f}, output {:.4f}, mass {:.4f}", off, output, mass));
+  EXPECT_LT(output, 0.85 * off);
+  EXPECT_LT(output, 0.85 * mass);
+  EXPECT_LT(off, 0.1);
+}
+
+// Returns what each table keeps if the repetition gave the tokens these scores, [layers][KV heads][tokens].
+std::vector<Kept> kept_by_kvzip(const std::string& spec, const Array& scores) {
+  const auto made = make_policy(spec);
+  EXPECT_TRUE(made.ok()) << made.status().message();
+  if (!made.ok()) return {};
+  RetentionPolicy& policy = **made;
+  RepeatsText& repeats = *policy.as<RepeatsText>();
+  const std::int64_t tokens = fixture().tokens();
+  const TableLayout layout{
+      .layers = static_cast<int>(scores.shape[1]), .per_layer = kKvHeads, .heads = kHeads / kKvHeads};
+  policy.begin(layout);
+  repeats.take_text(fixture().json["tokens"].get<std::vector<TokenId>>());
+  const PolicyChunk prompt{0, static_cast<int>(tokens), true, 0};
+  KeepPlan plan;
+  for (int t = 0; t < layout.tables(); ++t) policy.end_chunk(prompt, t, plan);
+  for (int t = 0; t < layout.tables(); ++t) policy.finish_chunk(prompt, t, plan);
+  EXPECT_EQ(std::ssize(repeats.next_part().tokens), tokens);
+  const std::unique_ptr<RetentionPolicy> observing = policy.clone();
+  observing->as<RepeatsText>()->observe_part();
+  const PolicyChunk repeated{tokens, 1, true, 0};
+  for (int t = 0; t < layout.tables(); ++t) {
+    const auto row = scores.row({0, t / kKvHeads, t % kKvHeads});
+    std::vector<double> mass(row.begin(), row.end());
+    mass.push_back(0);
+    const std::span<const double> masses[] = {mass};
+    observing->as<ObservesMasses>()->observe(repeated, t, 0, masses);
+  }
+  repeats.end_part(*observing);
+  EXPECT_TRUE(repeats.next_part().tokens.empty());
+  std::vector<Kept> kept(static_cast<std::size_t>(layout.tables()));
+  for (int t = 0; t < layout.tables(); ++t) {
+    repeats.evict(t, plan);
+    std::vector<IndexRange> ranges;
+    policy.retained(t, 0, ranges);
+    for (const IndexRange& range : ranges)
+      for (TokenIndex token = range.begin; token < range.end; ++token)
+        kept[static_cast<std::size_t>(t)].push_back(token);
+  }
+  return kept;
+}
+
+// kvpress keeps a share of all tokens of all heads, of which a whole number for each head may be a little less: what is
+// kept here are then those of the highest scores among what kvpress keeps.
+TEST(Kvpress, KvZip) {
+  const Array scores("kvzip_scores.npy");
+  ASSERT_EQ(fixture().json["kvzip_scores"][0], "kvzip");
+  for (const auto& [press, share] : {std::pair{"kvzip", "model"}, {"kvzip layerwise", "layer"}})
+    for (const Json& entry : entries_of(press)) {
+      std::int64_t all = 0;
+      for (const Json& layer : entry["counts"])
+        for (const Json& count : layer) all += count.get<std::int64_t>();
+      const auto tables = static_cast<std::int64_t>(scores.shape[1]) * kKvHeads;
+      const std::string spec = fmt::format("kvzip:budget={},recent=0,share={}", all / tables, share);
+      SCOPED_TRACE(spec);
+      const std::vector<Kept> kept = kept_by_kvzip(spec, scores);
+      std::int64_t ours = 0, missing = 0;
+      for (const Kept& tokens : kept) ours += std::ssize(tokens);
+      EXPECT_EQ(ours, all / tables * tables);
+      for (int layer = 0; layer < kLayers; ++layer)
+        for (int head = 0; head < kKvHeads; ++head) {
+          const auto table = fixture().json["layers"][static_cast<std::size_t>(layer)].get<std::size_t>() * kKvHeads +
+                             static_cast<std::size_t>(head);
+          const Kept theirs =
+              entry["kept"][static_cast<std::size_t>(layer)][static_cast<std::size_t>(head)].get<Kept>();
+          EXPECT_TRUE(std::ranges::includes(theirs, kept[table])) << "layer " << layer << ", KV head " << head;
+          missing += std::ssize(theirs) - std::ssize(kept[table]);
+        }
+      EXPECT_LE(missing, all - ours);
+    }
 }
 
 }  // namespace

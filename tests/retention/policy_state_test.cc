@@ -55,6 +55,8 @@ const std::vector<std::string>& specs() {
       "triattention:budget=30%,recent=3,sinks=2,prompt=blocks,every=6",
       "rkv:budget=20,window=4,every=5",
       "rkv:budget=24,window=6,prompt=blocks,every=3,alike=0.1",
+      "matching:budget=20,recent=4,every=5",
+      "matching:budget=24,recent=3,fit=mass,queries=2,prompt=blocks,every=3",
       "kvzip:budget=20,recent=4",
       "quest:budget=48",
       "quest:budget=30%",

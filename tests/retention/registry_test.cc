@@ -199,7 +199,7 @@ TEST(PolicyRegistry, EveryPolicyIsDescribedAndItsDefaultsAreAccepted) {
   }
   EXPECT_EQ(names,
             (std::set<std::string_view>{"full", "window", "streaming", "cascade", "h2o", "tova", "lethe", "snapkv",
-                                        "pyramidkv", "cake", "keydiff", "lagkv", "expected", "vase", "triattention", "rkv", "kvzip", "synckv", "quest", "random", "recompute"}));
+                                        "pyramidkv", "cake", "keydiff", "lagkv", "expected", "vase", "triattention", "rkv", "matching", "kvzip", "synckv", "quest", "random", "recompute"}));
   EXPECT_EQ(find_policy("none"), nullptr);
 }
 

@@ -160,6 +160,8 @@ std::string random_spec(const PolicyInfo& info, std::mt19937_64& random) {
       value = fmt::format("{}", draw(1, 80));
     } else if (option.name == "pos") {
       value = std::vector<std::string>{"auto", "original", "compact"}[draw(0, 2)];
+    } else if (option.name == "fit") {
+      value = std::vector<std::string>{"output", "mass", "off"}[draw(0, 2)];
     } else if (option.name == "share" && info.name == "kvzip") {
       value = std::vector<std::string>{"model", "layer", "head"}[draw(0, 2)];
     } else if (option.name == "repeat") {

@@ -50,7 +50,19 @@ void HeldScoredPolicy::read_held(const PolicyChunk& chunk, int table, HeldKv& kv
   ScoreList& list = this->list(table);
   enter(list, chunk);
   KVASIR_CHECK(list.all() == kv.tokens());
-  score_held(table, kv, list.values().first(static_cast<std::size_t>(list.all())));
+  score_held(table, kv, list.values().first(static_cast<std::size_t>(list.all())), excess(chunk, list.all()));
+}
+
+// As prune decides. (Of scores that are NaN beside infinite ones another may go where one goes.)
+std::vector<bool> HeldScoredPolicy::staying(std::span<const double> scores, std::int64_t excess) const {
+  std::vector<bool> stays(scores.size(), true);
+  const auto first = static_cast<std::size_t>(std::min(rule().sinks, std::ssize(scores)));
+  const auto last = static_cast<std::size_t>(std::max<std::int64_t>(std::ssize(scores) - rule().recent, 0));
+  if (last <= first || excess <= 0) return stays;
+  const std::span<const double> among = scores.subspan(first, last - first);
+  ScoreList::Lowest lowest(among, std::min(excess, std::ssize(among)));
+  for (std::size_t i = first; i < last; ++i) stays[i] = !lowest(scores[i]);
+  return stays;
 }
 
 void HeldScoredPolicy::prune(ScoreList& list, const Step& step) {

@@ -1,5 +1,5 @@
 // The base of policies that score all tokens of a table at once, from the keys and values that it holds: keydiff,
-// lagkv.
+// lagkv, expected, triattention, matching.
 //
 // A prompt is pruned when it ends, or at the end of each of its chunks (prompt=blocks), so that memory is bounded while
 // it is read. While tokens are generated a prune follows whenever `every` of them are above the budget.
@@ -34,8 +34,10 @@ class HeldScoredPolicy : public ScoredPolicy, public ReadsHeldKv {
 
   Capabilities capabilities() const override { return ScoredPolicy::capabilities().with<ReadsHeldKv>(this); }
 
-  // Writes the score of each token that the table holds. The table has one lane.
-  virtual void score_held(int table, HeldKv& kv, std::span<double> scores) = 0;
+  // Writes the score of each token that the table holds. The table has one lane. `excess`: how many tokens will go.
+  virtual void score_held(int table, HeldKv& kv, std::span<double> scores, std::int64_t excess) = 0;
+  // Says for each token that a table holds whether it stays when so many of these scores go.
+  std::vector<bool> staying(std::span<const double> scores, std::int64_t excess) const;
 
   const KeepRule& rule() const { return options_.rule; }
 

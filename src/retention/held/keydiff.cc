@@ -32,7 +32,7 @@ class KeyDiffPolicy final : public HeldScoredPolicy {
   // Receives a key, the place of its token, and the mean that it is compared with.
   using Visit = std::function<void(std::size_t place, std::span<const float> key, Mean& mean)>;
 
-  void score_held(int, HeldKv& kv, std::span<double> scores) override {
+  void score_held(int, HeldKv& kv, std::span<double> scores, std::int64_t) override {
     const auto size = static_cast<std::int64_t>(scores.size());
     const std::int64_t span = span_ > 0 ? span_ : size;
     std::vector<Mean> means(static_cast<std::size_t>((size - 1) / span + 1),

@@ -85,7 +85,7 @@ class LagKvPolicy final : public HeldScoredPolicy {
   };
 
   // Tokens that no partition judges, the last full one and those behind it, stay before all others: the newest longest.
-  void score_held(int, HeldKv& kv, std::span<double> scores) override {
+  void score_held(int, HeldKv& kv, std::span<double> scores, std::int64_t) override {
     std::iota(scores.begin(), scores.end(), 2.0);
     const std::int64_t sinks = rule().sinks;
     const std::int64_t judging = (kv.tokens() - sinks) / lag_ * lag_;  // tokens of full partitions

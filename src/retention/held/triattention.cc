@@ -171,7 +171,7 @@ class TriAttentionPolicy final : public HeldScoredPolicy, public SumsQueries, pu
     return sum;
   }
 
-  void score_held(int table, HeldKv& kv, std::span<double> scores) override {
+  void score_held(int table, HeldKv& kv, std::span<double> scores, std::int64_t) override {
     const std::int64_t newest = newest_position(kv);
     const auto heads = static_cast<std::size_t>(layout().heads);
     std::vector<double> own(heads * scores.size());

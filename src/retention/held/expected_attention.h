@@ -1,0 +1,27 @@
+// The attention that queries to come may give to the tokens that a table holds, from the mean and covariance of those
+// so far (Expected Attention, Devoto et al., arXiv 2510.00636).
+// Thread-safety: pure functions of what they are given.
+#pragma once
+
+#include "retention/held/query_moments.h"
+
+namespace kvasir {
+
+struct ExpectedAttention {
+  const TableLayout& layout;
+  const QueryMoments& queries;
+  std::int64_t future = 512;  // positions behind the newest token over which the rotation is averaged
+  bool spread = true;         // whether the covariance counts
+
+  // Sets the weights of the tokens from place `first` on, the others' to 0: the mean over query heads of the softmax of
+  //   scale * (R m) . k + scale^2 / 2 * k . (R S R^T) k + bias
+  // with R the mean rotation. `biases`: by token, or empty. REQUIRES: first < weights.size() == kv.tokens(); one lane.
+  void weigh(int table, HeldKv& kv, std::size_t first, std::span<const double> biases, std::span<double> weights) const;
+
+  // Returns the most bytes that weigh allocates by token.
+  static std::uint64_t bytes(const TableLayout& layout, std::int64_t tokens) {
+    return static_cast<std::uint64_t>(layout.heads) * static_cast<std::uint64_t>(tokens) * sizeof(double);
+  }
+};
+
+}  // namespace kvasir
