@@ -16,8 +16,8 @@ namespace kvasir::test {
 struct RowView {
   std::vector<int> ids;           // indices of the visible tokens, ascending; the last is the row itself
   std::vector<double> positions;  // of each visible key
-  std::vector<double> biases;     // added to the logit of each visible token; empty: none
   double query_position = 0;
+  std::vector<double> biases = {};  // added to the logit of each visible token; empty: none
 };
 
 // Plain causal attention.
