@@ -139,7 +139,7 @@ class Definition {
     return query;
   }
 
-  // What queries of the next positions may give each token behind the sinks, times the norm of its value.
+  // Returns what queries of the next positions may give each token behind the sinks, times the norm of its value.
   std::vector<Real> expectations() const {
     const TokenIndex seen = kept_.back() + 1;
     std::vector<TokenIndex> positions(static_cast<std::size_t>(options_.future));

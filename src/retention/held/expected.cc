@@ -2,7 +2,7 @@
 
 #include "base/status.h"
 #include "retention/held/expected_attention.h"
-#include "retention/held/held_scored.h"
+#include "retention/held/summed_queries.h"
 
 namespace kvasir {
 namespace {
@@ -29,36 +29,16 @@ struct ExpectedOptions {
   double epsilon = 0;
 };
 
-class ExpectedPolicy final : public HeldScoredPolicy, public SumsQueries {
+class ExpectedPolicy final : public SummedQueriesPolicy {
  public:
   ExpectedPolicy(Traits traits, const HeldScoredOptions& held, const ExpectedOptions& options)
-      : HeldScoredPolicy(std::move(traits), held), options_(options) {}
+      : SummedQueriesPolicy(std::move(traits), held), options_(options) {}
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<ExpectedPolicy>(*this); }
 
-  void begin(const TableLayout& layout) override {
-    HeldScoredPolicy::begin(layout);
-    queries_.begin(layout);
-  }
-  // The queries of a cached prefix are not shown.
-  std::int64_t exact_prefix(std::int64_t n) const override {
-    return std::min(HeldScoredPolicy::exact_prefix(n), rule().sinks);
-  }
-  bool wants_queries(const PolicyChunk& chunk, int row) const override { return chunk.first + row >= rule().sinks; }
-
-  void read_queries(const PolicyChunk&, int table, const QuerySums& sums) override { queries_.add(table, sums); }
-
  private:
-  Capabilities capabilities() const override { return HeldScoredPolicy::capabilities().with<SumsQueries>(this); }
-
-  std::uint64_t table_state_bytes(const TableLayout& layout) const override {
-    return QueryMoments::table_bytes(layout);
-  }
-  void save_table(int table, ByteWriter& out) const override { queries_.save(table, out); }
-  bool restore_table(int table, ByteReader& in) override { return queries_.restore(table, in); }
-
   void score_held(int table, HeldKv& kv, std::span<double> scores, std::int64_t) override {
     const std::size_t first = std::min(static_cast<std::size_t>(rule().sinks), scores.size() - 1);
-    ExpectedAttention{layout(), queries_, options_.future, options_.spread}.weigh(table, kv, first, {}, scores);
+    ExpectedAttention{layout(), queries(), options_.future, options_.spread}.weigh(table, kv, first, {}, scores);
     if (!options_.norm) return;
     kv.visit(HeldKv::Sides::kValues, [&](const HeldKv::Block& block) {
       for (int row = 0; row < block.kv.rows; ++row) {
@@ -73,7 +53,6 @@ class ExpectedPolicy final : public HeldScoredPolicy, public SumsQueries {
   }
 
   ExpectedOptions options_;
-  QueryMoments queries_;
 };
 
 Result<std::unique_ptr<RetentionPolicy>> make_expected(const PolicyOptions& given) {

@@ -7,7 +7,7 @@
 
 #include "base/status.h"
 #include "retention/held/expected_attention.h"
-#include "retention/held/held_scored.h"
+#include "retention/held/summed_queries.h"
 
 namespace kvasir {
 namespace {
@@ -89,22 +89,11 @@ double normal(SplitMix& draws) {
   return length * std::cos(2 * std::numbers::pi * draws.unit());
 }
 
-class MatchingPolicy final : public HeldScoredPolicy, public SumsQueries, public WeighsSlots {
+class MatchingPolicy final : public SummedQueriesPolicy, public WeighsSlots {
  public:
   MatchingPolicy(Traits traits, const HeldScoredOptions& held, const MatchingOptions& options)
-      : HeldScoredPolicy(std::move(traits), held), options_(options) {}
+      : SummedQueriesPolicy(std::move(traits), held), options_(options) {}
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<MatchingPolicy>(*this); }
-
-  void begin(const TableLayout& layout) override {
-    HeldScoredPolicy::begin(layout);
-    queries_.begin(layout);
-  }
-  // The queries of a cached prefix are not shown.
-  std::int64_t exact_prefix(std::int64_t n) const override {
-    return std::min(HeldScoredPolicy::exact_prefix(n), rule().sinks);
-  }
-  bool wants_queries(const PolicyChunk& chunk, int row) const override { return chunk.first + row >= rule().sinks; }
-  void read_queries(const PolicyChunk&, int table, const QuerySums& sums) override { queries_.add(table, sums); }
 
   bool biases(int table, int, std::span<float> biases) const override {
     if (!has_biases()) return false;
@@ -118,8 +107,7 @@ class MatchingPolicy final : public HeldScoredPolicy, public SumsQueries, public
   static constexpr int kBias = 1;  // column: a token's bias
 
   Capabilities capabilities() const override {
-    return HeldScoredPolicy::capabilities().with<SumsQueries>(this).with<WeighsSlots>(
-        options_.fit == Fit::kOff ? nullptr : this);
+    return SummedQueriesPolicy::capabilities().with<WeighsSlots>(options_.fit == Fit::kOff ? nullptr : this);
   }
   // Demoted tokens are read again, and give what they gave: nothing has to make up for them.
   bool has_biases() const { return options_.fit != Fit::kOff && !traits().demotion; }
@@ -129,12 +117,8 @@ class MatchingPolicy final : public HeldScoredPolicy, public SumsQueries, public
     return has_biases() ? list(table).values(kBias) : std::span<const double>();
   }
 
-  std::uint64_t table_state_bytes(const TableLayout& layout) const override {
-    return QueryMoments::table_bytes(layout);
-  }
-  void save_table(int table, ByteWriter& out) const override { queries_.save(table, out); }
   bool restore_table(int table, ByteReader& in) override {
-    if (!queries_.restore(table, in)) return false;
+    if (!SummedQueriesPolicy::restore_table(table, in)) return false;
     if (options_.fit == Fit::kOff) return true;
     const double most = has_biases() ? kMostBias : 0;
     const auto biases = std::as_const(*this).list(table).values(kBias);
@@ -154,7 +138,7 @@ class MatchingPolicy final : public HeldScoredPolicy, public SumsQueries, public
     std::vector<double> drawn, normals(dim);
     drawn.reserve(references(layout()) * dim);
     for (int h = 0; h < layout().heads; ++h) {
-      const QueryMoments::Moments moments = queries_.moments(table, h);
+      const QueryMoments::Moments moments = queries().moments(table, h);
       const std::vector<double> lower = cholesky(moments);
       for (int q = 0; q < options_.queries; ++q) {
         for (double& x : normals) x = normal(draws);
@@ -227,7 +211,7 @@ class MatchingPolicy final : public HeldScoredPolicy, public SumsQueries, public
 
   void score_held(int table, HeldKv& kv, std::span<double> scores, std::int64_t excess) override {
     const std::size_t first = std::min(static_cast<std::size_t>(rule().sinks), scores.size() - 1);
-    ExpectedAttention{layout(), queries_, options_.future}.weigh(table, kv, first, biases_of(table), scores);
+    ExpectedAttention{layout(), queries(), options_.future}.weigh(table, kv, first, biases_of(table), scores);
     References of;
     of.dim = static_cast<std::size_t>(layout().head_dim);
     if (has_biases()) {
@@ -250,10 +234,9 @@ class MatchingPolicy final : public HeldScoredPolicy, public SumsQueries, public
 
   // Changes the biases of the tokens that stay, so that they alone give the references what all gave. Uses up `of`.
   void fit(int table, HeldKv& kv, References& of, const std::vector<bool>& stays) {
-    const bool output = options_.fit == Fit::kOutput;
-    double square = 0;
+    double square = 0;  // 0 with fit=mass
     for (const float x : of.outputs) square += double{x} * double{x};
-    const double lambda = output && square > 0 ? kOutputWeight * static_cast<double>(of.count) / square : 0;
+    const double lambda = square > 0 ? kOutputWeight * static_cast<double>(of.count) / square : 0;
 
     // What the kept tokens leave over of the mass and of the outputs.
     std::vector<float> mass(of.count, 1), values;
@@ -321,7 +304,6 @@ class MatchingPolicy final : public HeldScoredPolicy, public SumsQueries, public
   }
 
   MatchingOptions options_;
-  QueryMoments queries_;
 };
 
 Result<std::unique_ptr<RetentionPolicy>> make_matching(const PolicyOptions& given) {
@@ -345,8 +327,8 @@ const PolicyInfo kMatchingPolicy{
     .summary = "the tokens that queries to come may attend to, with biases that make up for those that were dropped",
     .formula =
         "score as expected's; keep sinks, the last recent and the highest scores, budget in all; draw reference "
-        "queries "
-        "from the mean and covariance of those so far, and fit each kept token's bias, so that the mass and the output "
+        "queries from the mean and covariance of those so far, and fit each kept token's bias, so that the mass and "
+        "the output "
         "of attention stay what they were for the references",
     .reference = "Attention Matching, Zweiger et al., arXiv 2602.16284",
     .options = kMatchingOptions,

@@ -21,8 +21,8 @@ class QueryMoments {
   // Returns the sums over all rows so far. Valid until they change.
   QuerySums of(int table) const;
 
-  // One query head: mean[i] = E[q_i], covariance[i * head_dim + j] = E[q_i q_j] - E[q_i] E[q_j], before rotation and
-  // scaling. All are 0 if no row was added.
+  // The moments of one query head: mean[i] = E[q_i], covariance[i * head_dim + j] = E[q_i q_j] - E[q_i] E[q_j], before
+  // rotation and scaling. All are 0 if no row was added.
   struct Moments {
     std::vector<double> mean, covariance;
   };

@@ -19,7 +19,8 @@ void attend(const AttentionPartial& partial, const AttentionState& state) {
   if (partial.head_dim % 16 != 0) return generic_kernels().attend(partial, state);
   attend_runs(partial, [&](const AttentionPartial& part) {
     const PageFormat& format = **part.formats;
-    if (format.key != format.value || part.softcap != 0 || part.biases != nullptr) return avx512_kernels()->attend(part, state);
+    if (format.key != format.value || part.softcap != 0 || part.biases != nullptr)
+      return avx512_kernels()->attend(part, state);
     switch (format.key) {
       case KvType::kF16: return attend_type<KvType::kF16>(part, state);
       case KvType::kBF16: return attend_type<KvType::kBF16>(part, state);
