@@ -204,6 +204,24 @@ class Backend {
   };
   // to = for each head its matrix times its part of `from` [heads][skipped + inputs].
   virtual void multiply_heads(Activation from, const HeadProduct& product, Activation to) = 0;
+  // Ranges of a matrix's columns that multiply the same vector: `count` columns for each head, one head after the
+  // other.
+  struct HeadColumns {
+    int first = 0;  // the first head's first column
+    int heads = 1;
+    int count = 0;
+  };
+  // norms[i] = mean over the heads of the L1 norm of the head's columns times vectors[i]. `vectors` is [norms.size()]
+  // [columns.count]. Adapters do not count. Allocates at most norm_bytes. May be called between passes.
+  virtual void product_norms(WeightId matrix, const HeadColumns& columns, std::span<const float> vectors,
+                             std::span<double> norms) = 0;
+  // Returns the most bytes that product_norms allocates for a matrix with so many inputs.
+  static std::uint64_t norm_bytes(int inputs, const HeadColumns& columns) {
+    const auto floats = static_cast<std::uint64_t>(inputs) +
+                        static_cast<std::uint64_t>(columns.heads) * static_cast<std::uint64_t>(columns.count);
+    return static_cast<std::uint64_t>(kNormOutputs) * floats * sizeof(float);
+  }
+  static constexpr int kNormOutputs = 128;  // product_norms takes this many outputs of the matrix at a time
   // to = for each head its part of a, then its part of b.
   virtual void join_heads(Activation a, Activation b, int heads, Activation to) = 0;
 

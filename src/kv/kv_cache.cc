@@ -48,6 +48,14 @@ KvCacheShape KvCacheShape::of(const WindowGroup& group) const {
   return shape;
 }
 
+int KvCacheShape::model_layer(int governed) const {
+  if (group_of_layer.empty()) return governed;
+  for (std::size_t layer = 0; layer < group_of_layer.size(); ++layer)
+    if (group_of_layer[layer] == 0 && (lanes_of.empty() || lanes_of[layer] < 0) && governed-- == 0)
+      return static_cast<int>(layer);
+  KVASIR_CHECK(false);
+}
+
 Position KvCacheShape::widest_window() const {
   Position widest = 0;
   for (const WindowGroup& group : windows) widest = std::max(widest, group.window);

@@ -93,6 +93,8 @@ struct KvCacheShape {
     const auto found = std::ranges::find(group_of_layer, group);
     return found == group_of_layer.end() ? 0 : static_cast<int>(found - group_of_layer.begin());
   }
+  // Returns the number, in the model, of a governed layer.
+  int model_layer(int governed) const;
   // The widest window of the window groups, in tokens; 0 if there are none.
   Position widest_window() const;
   int all_lanes() const;              // of all KV groups

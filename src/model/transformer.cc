@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "base/check.h"
 #include "model/family.h"
 
 namespace kvasir {
@@ -130,6 +131,15 @@ void Transformer::attend(int number, const AttentionSpec& spec, const LayerWeigh
   backend_.attend(number, weights);
   if (spec.gated) backend_.activate(ActivationFunction::kSigmoid, Activation::kGate, Activation::kAttention);
   multiply(Activation::kAttention, layer.attention_output, Activation::kProjected);
+}
+
+void Transformer::projected_norms(int layer, int kv_head, std::span<const float> values,
+                                  std::span<double> norms) const {
+  const auto number = static_cast<std::size_t>(layer);
+  const AttentionSpec& spec = config_.layers[number].attention;
+  KVASIR_CHECK(spec.heads > 0 && !spec.latent);
+  backend_.product_norms(weights_.layers[number].attention_output.matrix,
+                         {kv_head * spec.group() * spec.head_dim, spec.group(), spec.head_dim}, values, norms);
 }
 
 // From kNormalized to kProjected.

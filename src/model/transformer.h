@@ -25,6 +25,12 @@ class Transformer {
   // until the next call. REQUIRES: token ids within the vocabulary.
   Backend::Outputs forward(const Backend::Pass& pass) const;
 
+  // norms[i] = mean over the query heads of a KV head of ||Wo v||_1, with Wo the head's columns of the layer's output
+  // projection and v = values[i] ([norms.size()][head_dim]) (CriticalKV, arXiv 2502.03805, algorithm 1). Gates, norms
+  // behind the projection and adapters do not count. Allocates at most Backend::norm_bytes. REQUIRES: the layer has
+  // attention, and it is not latent.
+  void projected_norms(int layer, int kv_head, std::span<const float> values, std::span<double> norms) const;
+
  private:
   void embed() const;
   void multiply(Activation from, const Linear& by, Activation to) const;

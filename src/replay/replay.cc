@@ -90,10 +90,10 @@ class RecordedHeldKv final : public HeldKv {
     constexpr std::size_t kBlock = 256;
     for (std::size_t first = 0; first < tokens_.size(); first += kBlock) {
       const auto block = tokens_.subspan(first, std::min(kBlock, tokens_.size() - first));
-      visit({static_cast<std::int64_t>(first), 0,
-             recorded_.read(table_, block, sides != Sides::kValues, sides != Sides::kKeys)});
+      visit({static_cast<std::int64_t>(first), 0, recorded_.read(table_, block, has_keys(sides), has_values(sides))});
     }
   }
+  void projected_norms(std::span<double>) override { KVASIR_CHECK(false); }  // check_replayable refuses those who ask
 
  private:
   TraceKv& recorded_;
@@ -262,7 +262,7 @@ void Replay::show_queries(const PolicyChunk& chunk) {
   if (rows.empty()) return;
   const auto all = static_cast<int>(trace_.layers() * trace_.heads());
   QueryAccumulator sums;
-  sums.begin(all, layout_.head_dim);
+  sums.begin(all, layout_.head_dim, std::ssize(rows));
   row_.resize(static_cast<std::size_t>(layout_.head_dim));
   for (int head = 0; head < all; ++head)
     for (const int row : rows) {
@@ -271,7 +271,7 @@ void Replay::show_queries(const PolicyChunk& chunk) {
     }
   const int own = all / layout_.tables();
   for (int index = 0; index < layout_.tables(); ++index)
-    queries_->read_queries(chunk, index, sums.of(index * own, own, std::ssize(rows)));
+    queries_->read_queries(chunk, index, sums.of(index * own, own));
 }
 
 void Replay::show_kv(const PolicyChunk& chunk) {
@@ -420,8 +420,13 @@ Status check_replayable(const AttentionTrace& trace, const RetentionPolicy& poli
                spec)
         .about({"policy"});
   if (policy.as<RepeatsText>() != nullptr)
+    return unsupported("policy '{}' has the model repeat the text, which replay cannot do; replay another policy", spec)
+        .about({"policy"});
+  if (const ReadsHeldKv* held = policy.as<ReadsHeldKv>(); held != nullptr && held->projects_values())
     return unsupported(
-               "policy '{}' has the model repeat the text, which replay cannot do; replay another policy", spec)
+               "policy '{}' weighs values by the model's output projection, which recordings lack; omit "
+               "value=wo or norm=wo",
+               spec)
         .about({"policy"});
   if (policy.as<ReadsKv>() == nullptr && policy.as<ReadsHeldKv>() == nullptr && policy.as<SumsQueries>() == nullptr)
     return {};

@@ -53,8 +53,9 @@ std::int64_t replayed_kv_heads(const AttentionTrace& trace, const ReplayOptions&
 Status check_replay_options(const AttentionTrace& trace, const ReplayOptions& options);
 
 // Checks that a policy can be replayed. Errors: kUnsupported for a policy whose reads the engine chooses by queries and
-// keys (RanksSegments), for one that has the model repeat the text (RepeatsText), and for one that reads keys, values or
-// queries which the trace lacks; kInvalidArgument if it reads them for other KV heads than the trace has.
+// keys (RanksSegments), for one that has the model repeat the text (RepeatsText), for one that weighs projected values
+// (ReadsHeldKv::projects_values), and for one that reads keys, values or queries which the trace lacks;
+// kInvalidArgument if it reads them for other KV heads than the trace has.
 Status check_replayable(const AttentionTrace& trace, const RetentionPolicy& policy, const ReplayOptions& options);
 
 // REQUIRES: a new `policy`, and a trace that passed AttentionTrace::check (otherwise the figures are meaningless).

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "base/status.h"
+#include "retention/projected_values.h"
 #include "retention/prompt_window.h"
 
 namespace kvasir {
@@ -19,6 +20,7 @@ constexpr PolicyOption kCakeOptions[] = {
     kFloorOption,
     kChunkOption,
     kGateOption,
+    kValueOption,
     kBlocksOption,
     kWhileWritingOption,
     {"most", "0", "0, or 1 to 1000",

@@ -53,8 +53,9 @@ struct PolicyModel {
   int layers = 1;
   int kv_heads = 1;
   std::int64_t sliding_window = 0;
-  int heads = 0;     // query heads of a layer; 0: not known
-  int head_dim = 0;  // 0: not known
+  int heads = 0;        // query heads of a layer; 0: not known
+  int head_dim = 0;     // 0: not known
+  bool latent = false;  // attention is latent: values pass through further matrices before the output projection
 };
 
 // The base of all capabilities. Copied only as a part of a policy.
@@ -158,12 +159,18 @@ class HeldKv {
     ChunkKv kv;
   };
   using Visit = std::function<void(const Block& block)>;
-  enum class Sides { kKeys, kValues, kBoth };
+  enum class Sides { kNeither, kKeys, kValues, kBoth };  // kNeither: rotations alone, which cost next to nothing
+  static bool has_keys(Sides sides) { return sides == Sides::kKeys || sides == Sides::kBoth; }
+  static bool has_values(Sides sides) { return sides == Sides::kValues || sides == Sides::kBoth; }
 
   virtual ~HeldKv() = default;
   virtual std::int64_t tokens() const = 0;
   // Visits all tokens in order of index. May be called several times.
   virtual void visit(Sides sides, const Visit& visit) = 0;
+  // Sets norms[i] to the mean over the table's query heads of ||Wo v||_1: the L1 norm of what the output projection
+  // makes of the value of the i-th token in a head's place. REQUIRES: ReadsHeldKv::projects_values; norms.size() is
+  // tokens().
+  virtual void projected_norms(std::span<double> norms) = 0;
 
  protected:
   HeldKv() = default;
@@ -181,6 +188,9 @@ class ReadsHeldKv : public Capability {
   // Receives what the table holds, the chunk's tokens included: after read_kv of all tables, before any end_chunk.
   virtual void read_held(const PolicyChunk& chunk, int table, HeldKv& kv) = 0;
 
+  // Whether read_held asks for HeldKv::projected_norms. Replay refuses such a policy, since recordings have no weights.
+  virtual bool projects_values() const { return false; }
+
   // Returns the most bytes that read_held allocates for a table of so many tokens, and has given back when it returns.
   virtual std::uint64_t held_scratch_bytes(const TableLayout& /*layout*/, std::int64_t /*tokens*/) const { return 0; }
 };
@@ -192,12 +202,15 @@ struct QuerySums {
   std::int64_t rows = 0;
   int heads = 0;
   int head_dim = 0;
-  std::span<const double> sums;      // [heads][head_dim]
-  std::span<const double> products;  // [heads][head_dim * (head_dim + 1) / 2]: lower triangles, row by row
+  std::span<const double> sums;  // [heads][head_dim]
+  // [heads][head_dim * (head_dim + 1) / 2]: lower triangles, row by row. Empty with one row, whose products follow from
+  // its sums.
+  std::span<const double> products;
 
   double sum(int head, int i) const { return sums[index(head, head_dim) + static_cast<std::size_t>(i)]; }
   // The sum of q[i] * q[j].
   double product(int head, int i, int j) const {
+    if (products.empty()) return sum(head, i) * sum(head, j);
     if (i < j) std::swap(i, j);
     return products[index(head, head_dim * (head_dim + 1) / 2) + static_cast<std::size_t>(i * (i + 1) / 2 + j)];
   }
@@ -324,11 +337,11 @@ class DependsOnModel : public Capability {
 class RetentionPolicy;
 
 // The policy has the model repeat the text before it decides what to evict (KVzip). When a prompt has ended,
-// next_part() names parts of the text, one after the other. The engine runs each behind an instruction as if it were the
-// text's continuation, with a clone of the policy that was told to observe_part(), and shows the clone to end_part(). Keys and
-// values of the repetition leave no trace. When no part is left, evict() is called for each table in order. All this
-// happens between two chunks. REQUIRES: a policy that may drop any token (PolicyTraits::compacts), and exact_prefix(n)
-// is 0, since tokens of a cached prefix are not shown.
+// next_part() names parts of the text, one after the other. The engine runs each behind an instruction as if it were
+// the text's continuation, with a clone of the policy that was told to observe_part(), and shows the clone to
+// end_part(). Keys and values of the repetition leave no trace. When no part is left, evict() is called for each table
+// in order. All this happens between two chunks. REQUIRES: a policy that may drop any token (PolicyTraits::compacts),
+// and exact_prefix(n) is 0, since tokens of a cached prefix are not shown.
 class RepeatsText : public Capability {
  public:
   struct Part {

@@ -57,6 +57,8 @@ class Part {
     if (wants_held(chunk, table)) held_->read_held(chunk, table, kv);
   }
 
+  bool projects_values() const { return held_ != nullptr && held_->projects_values(); }
+
   std::uint64_t held_scratch_bytes(const TableLayout& layout, std::int64_t tokens) const {
     return held_ != nullptr ? held_->held_scratch_bytes(layout, tokens) : 0;
   }
@@ -176,6 +178,8 @@ class ComposedPolicy final : public RetentionPolicy,
     first_.read_held(chunk, table, kv);
     second_.read_held(chunk, table, kv);
   }
+
+  bool projects_values() const override { return first_.projects_values() || second_.projects_values(); }
 
   std::uint64_t held_scratch_bytes(const TableLayout& layout, std::int64_t tokens) const override {
     return std::max(first_.held_scratch_bytes(layout, tokens), second_.held_scratch_bytes(layout, tokens));

@@ -124,6 +124,11 @@ void move_prompt_end(RetentionPolicy& policy, TokenIndex end) {
 }
 
 Status check_model(const RetentionPolicy& policy, const PolicyModel& model) {
+  if (const ReadsHeldKv* held = policy.as<ReadsHeldKv>(); held != nullptr && held->projects_values() && model.latent)
+    return unsupported(
+        "policy '{}' weighs values by the output projection, which latent attention does not apply to cached values; "
+        "omit value=wo or norm=wo",
+        policy.traits().spec);
   const DependsOnModel* depends = policy.as<DependsOnModel>();
   return depends != nullptr ? depends->check_model(model) : Status();
 }

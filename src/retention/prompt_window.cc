@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/status.h"
+#include "retention/projected_values.h"
 
 namespace kvasir {
 namespace {
@@ -22,6 +23,12 @@ Status read_layer_options(const PolicyOptions& given, PromptWindowOptions& optio
     return invalid_argument("policy '{}': floor={} belongs to share=ada; omit it", given.name(), options.floor);
   if (options.gate && options.chunk == 0)
     return invalid_argument("policy '{}': gate=on belongs to chunk=; give chunk=10", given.name());
+  if (given.accepts("value")) {
+    KVASIR_ASSIGN_OR_RETURN(options.projected, projects_values(given));
+  }
+  if (options.projected && options.chunk > 0)
+    return invalid_argument("policy '{}': value=wo ranks single tokens; omit it, or chunk={}", given.name(),
+                            options.chunk);
   return {};
 }
 
@@ -29,6 +36,7 @@ ScoredPolicy::Traits with_window_traits(ScoredPolicy::Traits traits, const Promp
   traits.reduction = options.maximum ? MassReduction::kMax : MassReduction::kMean;
   traits.scope = PolicyScope::kHead;
   traits.whole = !options.blocks;
+  if (options.projected) ++traits.values_per_token;
   if (!options.blocks && options.every == 0) traits.acts = ScoredPolicy::Acts::kAtPromptEnd;
   return traits;
 }
@@ -155,9 +163,33 @@ bool PromptWindowPolicy::prunes(const PolicyChunk& chunk, int table) const {
   return ends_window({chunk, table, chunk.rows - 1}) && held > options_.budget.at(chunk.end());
 }
 
+// Nothing is dropped before more tokens came than the budget has; behind that, any table may be due.
+bool PromptWindowPolicy::wants_held(const PolicyChunk& chunk, int table) const {
+  return options_.projected && ends_window({chunk, table, chunk.rows - 1}) &&
+         chunk.end() > options_.budget.at(chunk.end());
+}
+
+void PromptWindowPolicy::read_held(const PolicyChunk& chunk, int table, HeldKv& kv) {
+  ScoreList& list = this->list(table);
+  enter(list, chunk);
+  KVASIR_CHECK(list.all() == kv.tokens());
+  kv.projected_norms(norms(table).first(static_cast<std::size_t>(list.all())));
+}
+
 void PromptWindowPolicy::keep_highest(int table, std::int64_t count) {
   const std::int64_t earlier = this->earlier(table);
-  if (count < earlier) list(table).drop_lowest(earlier - count, options_.protect, earlier, scores(table));
+  if (count >= earlier) return;
+  std::vector<double> scores = this->scores(table);
+  if (options_.projected) {
+    // The window and what is protected count in the half of what stays that goes by scores.
+    const std::int64_t half = (count + options_.window) / 2 - options_.window;
+    const auto first = static_cast<std::size_t>(std::min(options_.protect, earlier));
+    const std::span<double> ranked = std::span(scores).subspan(first);
+    const std::int64_t places = std::max<std::int64_t>(count - options_.protect, 0);
+    weigh_by_projection(ranked, norms(table).subspan(first, ranked.size()),
+                        std::clamp<std::int64_t>(std::max(half, floor_) - options_.protect, 0, places));
+  }
+  list(table).drop_lowest(earlier - count, options_.protect, earlier, scores);
 }
 
 void PromptWindowPolicy::prune(ScoreList& list, const Step& step) {
@@ -180,9 +212,8 @@ void PromptWindowPolicy::decide_for_layer(int first, std::int64_t seen) {
   const std::int64_t equal = std::max(most_ranked(first, (held + heads - 1) / heads, seen), options_.protect);
   if (options_.ada) {
     const std::vector<std::span<const double>> all(scores.begin(), scores.end());
-    shares_ =
-        share_among_heads(all, std::min(heads * equal, earlier),
-                          static_cast<std::int64_t>(options_.floor * static_cast<double>(equal)), options_.protect);
+    floor_ = static_cast<std::int64_t>(options_.floor * static_cast<double>(equal));
+    shares_ = share_among_heads(all, std::min(heads * equal, earlier), floor_, options_.protect);
     return;
   }
   // Where another part of a composition has dropped different tokens of the heads, each head decides alone.

@@ -8,6 +8,8 @@
 // conversation) acts again, on what is held at its end. If such a prompt is shorter than the window, its rows are all
 // the queries there are; the last `window` tokens held are kept all the same.
 //
+// With `projected` a part of what stays is chosen by what values do behind the output projection (projected_values.h).
+//
 // A head decides alone, or the heads of a layer decide together when all their scores are known (layer_choice.h).
 //
 // Thread-safety: as ScoredPolicy's.
@@ -31,6 +33,7 @@ struct PromptWindowOptions {
   double floor = 0.2;      // share of its part that a head keeps in any case
   std::int64_t chunk = 0;  // a layer keeps whole chunks of so many tokens; 0: single tokens
   bool gate = false;       // ChunkChoice::gate
+  bool projected = false;  // half of what stays is chosen by scores alone, the rest by scores and projected values
 
   bool by_layer() const { return ada || chunk > 0; }
 
@@ -38,13 +41,13 @@ struct PromptWindowOptions {
   std::int64_t ranked(std::int64_t seen) const { return std::max<std::int64_t>(budget.at(seen) - window, 0); }
 
   // Reads the options budget, window, kernel, protect and, if the policy has them, share, floor, chunk, gate, pool,
-  // agg, prompt and every. Errors: kInvalidArgument for values out of range, an even kernel, a window above the budget
-  // or above what is protected leaves of it, for floor without share=ada, gate without chunk, share=ada with chunk or
-  // with prompt=blocks.
+  // agg, value, prompt and every. Errors: kInvalidArgument for values out of range, an even kernel, a window above the
+  // budget or above what is protected leaves of it, for floor without share=ada, gate without chunk, share=ada with
+  // chunk or with prompt=blocks, value=wo with chunk.
   static Result<PromptWindowOptions> read(const PolicyOptions& given, std::int64_t least_window = 1);
 };
 
-class PromptWindowPolicy : public ScoredPolicy, public KnowsPromptEnd {
+class PromptWindowPolicy : public ScoredPolicy, public KnowsPromptEnd, public ReadsHeldKv {
  public:
   std::optional<std::int64_t> bound() const override;
   void begin(const TableLayout& layout) override;
@@ -53,6 +56,10 @@ class PromptWindowPolicy : public ScoredPolicy, public KnowsPromptEnd {
   std::int64_t shared_prefix(std::int64_t n) const override { return exact_prefix(n); }
   void end_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) override;
   void finish_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) final;
+  // Used with value=wo only; a policy that reads what is held for its own sake overrides both.
+  bool wants_held(const PolicyChunk& chunk, int table) const override;
+  void read_held(const PolicyChunk& chunk, int table, HeldKv& kv) override;
+  bool projects_values() const override { return options_.projected; }
   Result<std::unique_ptr<RetentionPolicy>> as_part(PolicyPart part) const override;
 
  protected:
@@ -61,7 +68,9 @@ class PromptWindowPolicy : public ScoredPolicy, public KnowsPromptEnd {
   PromptWindowPolicy(Traits traits, const PromptWindowOptions& options);
 
   Capabilities capabilities() const override {
-    return ScoredPolicy::capabilities().with<KnowsPromptEnd>(options_.blocks ? nullptr : this);
+    return ScoredPolicy::capabilities()
+        .with<KnowsPromptEnd>(options_.blocks ? nullptr : this)
+        .with<ReadsHeldKv>(options_.projected ? this : nullptr);
   }
 
   // Takes a row of the window: its mass on the tokens before the window. `rows`: rows so far, this one included. The
@@ -115,6 +124,8 @@ class PromptWindowPolicy : public ScoredPolicy, public KnowsPromptEnd {
     return {count, options_.chunk, options_.protect, options_.gate};
   }
   void keep_highest(int table, std::int64_t count);
+  // The column of the norms of projected values, if there are any: the last one.
+  std::span<double> norms(int table) { return list(table).values(list(table).values_per_token() - 1); }
   void decide_for_layer(int first, std::int64_t seen);
 
   PromptWindowOptions options_;
@@ -123,6 +134,7 @@ class PromptWindowPolicy : public ScoredPolicy, public KnowsPromptEnd {
   std::vector<std::int64_t> shares_;  // of its heads
   std::vector<bool> stays_;           // of the tokens before the window, with chunk=
   bool same_ = true;                  // stays_ holds for all heads
+  std::int64_t floor_ = 0;            // tokens that a head keeps in any case, with share=ada
 };
 
 // Reads the option kernel. Errors: kInvalidArgument if it is out of range or even.

@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "base/status.h"
+#include "retention/projected_values.h"
 #include "retention/prompt_window.h"
 
 namespace kvasir {
@@ -17,6 +18,7 @@ constexpr PolicyOption kPyramidKvOptions[] = {
     kFloorOption,
     kChunkOption,
     kGateOption,
+    kValueOption,
     kBlocksOption,
     kWhileWritingOption,
     kPosOption,

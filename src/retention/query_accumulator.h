@@ -13,18 +13,18 @@ namespace kvasir {
 
 class QueryAccumulator {
  public:
-  // Returns the bytes that begin allocates for so many query heads.
-  static std::uint64_t bytes_for(int heads, int head_dim) {
-    return static_cast<std::uint64_t>(heads) * doubles(head_dim) * sizeof(double);
+  // Returns the bytes that begin allocates.
+  static std::uint64_t bytes_for(int heads, int head_dim, std::int64_t rows) {
+    return static_cast<std::uint64_t>(heads) * doubles(head_dim, rows) * sizeof(double);
   }
   std::uint64_t bytes() const { return sums_.capacity() * sizeof(double); }
 
-  // Makes room for so many heads, with sums of zero.
-  void begin(int heads, int head_dim);
+  // Makes room for so many heads, with sums of zero over so many rows.
+  void begin(int heads, int head_dim, std::int64_t rows);
   // Adds one query to a head's sums. Rows come in order. REQUIRES: query.size() is head_dim.
   void add(int head, std::span<const float> query);
-  // Returns the sums of heads [first, first + count) over `rows` rows. Valid until begin or end.
-  QuerySums of(int first, int count, std::int64_t rows) const;
+  // Returns the sums of heads [first, first + count). Valid until begin or end.
+  QuerySums of(int first, int count) const;
   // Gives the memory back.
   void end() { sums_ = std::vector<double>(); }
 
@@ -32,12 +32,14 @@ class QueryAccumulator {
   static constexpr std::uint64_t triangle(int head_dim) {
     return static_cast<std::uint64_t>(head_dim) * (static_cast<std::uint64_t>(head_dim) + 1) / 2;
   }
-  static constexpr std::uint64_t doubles(int head_dim) {
-    return static_cast<std::uint64_t>(head_dim) + triangle(head_dim);
+  // Products are summed over two rows or more.
+  static constexpr std::uint64_t doubles(int head_dim, std::int64_t rows) {
+    return static_cast<std::uint64_t>(head_dim) + (rows > 1 ? triangle(head_dim) : 0);
   }
 
   int heads_ = 0;
   int head_dim_ = 0;
+  std::int64_t rows_ = 0;
   std::vector<double> sums_;  // [heads][head_dim], then [heads][triangle]
 };
 

@@ -1,12 +1,13 @@
 #include "base/status.h"
+#include "retention/projected_values.h"
 #include "retention/prompt_window.h"
 
 namespace kvasir {
 namespace {
 
 constexpr PolicyOption kSnapKvOptions[] = {
-    kPromptBudgetOption, kWindowOption, kKernelOption, kPoolOption,         kAggOption, kShareOption,   kFloorOption,
-    kChunkOption,        kGateOption,   kBlocksOption, kWhileWritingOption, kPosOption, kProtectOption,
+    kPromptBudgetOption, kWindowOption, kKernelOption, kPoolOption,   kAggOption,          kShareOption, kFloorOption,
+    kChunkOption,        kGateOption,   kValueOption,  kBlocksOption, kWhileWritingOption, kPosOption,   kProtectOption,
 };
 
 class SnapKvPolicy final : public PromptWindowPolicy {

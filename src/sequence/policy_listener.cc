@@ -4,7 +4,9 @@
 #include <bit>
 #include <chrono>
 #include <optional>
+#include <utility>
 
+#include "backend/backend.h"
 #include "base/check.h"
 
 namespace kvasir {
@@ -24,13 +26,20 @@ std::uint64_t kv_bytes(const ReadsKv& kv, const KvCacheShape& shape, PolicyScope
          static_cast<std::uint64_t>(shape.lanes_per_table(scope)) * all * sizeof(std::int64_t);
 }
 
-// Returns the bytes of the keys and values of one block of what a table holds: a page of each lane.
+// Returns the bytes that showing what a table holds takes: those of a block, which is a page of each lane, of norms of
+// projected values, and of what the policy allocates.
 // `tokens`, `bound`: of the sequence.
 std::uint64_t held_bytes(const ReadsHeldKv& held, const KvCacheShape& shape, PolicyScope scope, std::int64_t tokens,
                          std::optional<std::int64_t> bound, int rows) {
   const auto lanes = static_cast<std::uint64_t>(shape.lanes_per_table(scope));
   const std::int64_t most = bound ? std::min(tokens, *bound - 1 + rows) : tokens;
-  return held.held_scratch_bytes(table_layout(shape, scope), most) +
+  std::uint64_t projected = 0;  // the values and norms of one lane
+  if (held.projects_values())
+    projected = static_cast<std::uint64_t>(most) *
+                    (static_cast<std::uint64_t>(shape.page.head_dim) * sizeof(float) + sizeof(double)) +
+                Backend::norm_bytes(shape.query_heads * shape.page.head_dim,
+                                    {0, shape.query_heads / shape.kv_heads, shape.page.head_dim});
+  return held.held_scratch_bytes(table_layout(shape, scope), most) + projected +
          (2 * lanes + 1) * floats_of_page(shape) * sizeof(float) +
          lanes * static_cast<std::uint64_t>(shape.page.slots) * sizeof(std::int64_t);
 }
@@ -113,9 +122,10 @@ class ChunkReader {
 // Reads what a table of one run holds: a block is an entry of the table.
 class PagesKv final : public HeldKv {
  public:
-  PagesKv(const KvCacheShape& shape, const PageStore& store)
+  PagesKv(const KvCacheShape& shape, const PageStore& store, const ProjectedNorms& projected_norms)
       : shape_(shape),
         store_(store),
+        projected_norms_(projected_norms),
         dim_(static_cast<std::size_t>(shape.page.head_dim)),
         page_(floats_of_page(shape)) {}
 
@@ -140,11 +150,38 @@ class PagesKv final : public HeldKv {
     KVASIR_CHECK(first == tokens());
   }
 
+  void projected_norms(std::span<double> norms) override {
+    KVASIR_CHECK(std::ssize(norms) == tokens());
+    const int lanes = table_->pages().lanes();
+    std::vector<float> values;
+    std::vector<double> of_lane(norms.size());
+    values.reserve(norms.size() * dim_);
+    std::ranges::fill(norms, 0.0);
+    for (int lane = 0; lane < lanes; ++lane) {
+      values.clear();
+      append_values(static_cast<std::size_t>(lane), values);
+      const int number = number_ * lanes + lane;
+      projected_norms_(shape_.model_layer(number / shape_.kv_heads), number % shape_.kv_heads, values, of_lane);
+      for (std::size_t i = 0; i < norms.size(); ++i) norms[i] += of_lane[i] / lanes;
+    }
+  }
+
  private:
+  void append_values(std::size_t lane, std::vector<float>& to) {
+    for (const PageTable::Frame& frame : table_->frames())
+      for (const PageEntry& entry : table_->entries_of(frame)) {
+        store_.read_values(table_->pages().of(entry.column)[lane], page_.data());
+        for (SlotMask slots = entry.live; slots != 0; slots &= slots - 1) {
+          const float* const value = page_.data() + static_cast<std::size_t>(std::countr_zero(slots)) * dim_;
+          to.insert(to.end(), value, value + dim_);
+        }
+      }
+  }
+
   void read_block(const PageTable::Frame& frame, const PageEntry& entry, Sides sides) {
     const auto lanes = static_cast<std::size_t>(table_->pages().lanes());
     const auto rows = static_cast<std::size_t>(std::popcount(entry.live));
-    const bool keys = sides != Sides::kValues, values = sides != Sides::kKeys;
+    const bool keys = has_keys(sides), values = has_values(sides);
     rotations_.assign(lanes * rows, 0);
     keys_.resize(keys ? lanes * rows * dim_ : 0);
     values_.resize(values ? lanes * rows * dim_ : 0);
@@ -167,6 +204,7 @@ class PagesKv final : public HeldKv {
 
   const KvCacheShape& shape_;
   const PageStore& store_;
+  const ProjectedNorms& projected_norms_;
   std::size_t dim_;
   std::vector<float> page_;  // keys or values of one page
   std::vector<float> keys_, values_;
@@ -188,8 +226,9 @@ TableLayout table_layout(const KvCacheShape& shape, PolicyScope scope) {
   return layout;
 }
 
-PolicyListener::PolicyListener(RetentionPolicy* policy, const KvCacheShape& shape)
+PolicyListener::PolicyListener(RetentionPolicy* policy, const KvCacheShape& shape, ProjectedNorms projected_norms)
     : shape_(shape),
+      projected_norms_(std::move(projected_norms)),
       scope_(policy->traits().scope),
       tables_per_layer_(table_layout(shape, scope_).per_layer),
       masses_(policy->as<ObservesMasses>()),
@@ -204,15 +243,16 @@ std::uint64_t PolicyListener::most_bytes(const RetentionPolicy& policy, const Kv
   if (const ReadsKv* kv = policy.as<ReadsKv>()) bytes += kv_bytes(*kv, shape, policy.traits().scope, rows);
   if (const ReadsHeldKv* held = policy.as<ReadsHeldKv>())
     bytes += held_bytes(*held, shape, policy.traits().scope, tokens, policy.bound(), rows);
-  if (policy.as<SumsQueries>() != nullptr) bytes += QueryAccumulator::bytes_for(all_heads(shape), shape.page.head_dim);
+  if (policy.as<SumsQueries>() != nullptr)
+    bytes += QueryAccumulator::bytes_for(all_heads(shape), shape.page.head_dim, rows);
   return bytes;
 }
 
 std::uint64_t PolicyListener::bytes_for(const PolicyChunk& chunk) const {
   std::uint64_t bytes = kv_ != nullptr ? kv_bytes(*kv_, shape_, scope_, chunk.rows) : 0;
   if (held_ != nullptr) bytes += held_bytes(*held_, shape_, scope_, chunk.end(), bound_, chunk.rows);
-  if (wanted_queries(chunk, 0, chunk.rows) > 0)
-    bytes += QueryAccumulator::bytes_for(all_heads(shape_), shape_.page.head_dim);
+  if (const int rows = wanted_queries(chunk, 0, chunk.rows); rows > 0)
+    bytes += QueryAccumulator::bytes_for(all_heads(shape_), shape_.page.head_dim, rows);
   return bytes;
 }
 
@@ -225,7 +265,8 @@ int PolicyListener::wanted_queries(const PolicyChunk& chunk, int first, int rows
 
 void PolicyListener::begin_chunk(const PolicyChunk& chunk) {
   chunk_ = chunk;
-  if (wanted_queries(chunk, 0, chunk.rows) > 0) sums_.begin(all_heads(shape_), shape_.page.head_dim);
+  if (const int rows = wanted_queries(chunk, 0, chunk.rows); rows > 0)
+    sums_.begin(all_heads(shape_), shape_.page.head_dim, rows);
 }
 
 AttentionListener* PolicyListener::begin_pass(int first, int rows) {
@@ -238,10 +279,10 @@ AttentionListener* PolicyListener::begin_pass(int first, int rows) {
 
 void PolicyListener::end_chunk(const KvSequence& tables, const PageStore& store) {
   if (sums_.bytes() > 0) {
-    const int rows = wanted_queries(chunk_, 0, chunk_.rows);
+    const auto start = std::chrono::steady_clock::now();
     const int heads = all_heads(shape_) / tables.governed_tables();
-    for (int t = 0; t < tables.governed_tables(); ++t)
-      queries_->read_queries(chunk_, t, sums_.of(t * heads, heads, rows));
+    for (int t = 0; t < tables.governed_tables(); ++t) queries_->read_queries(chunk_, t, sums_.of(t * heads, heads));
+    seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     sums_.end();
   }
   if (kv_ == nullptr && kv_tap_ == nullptr) return show_held(tables, store);
@@ -263,7 +304,7 @@ void PolicyListener::show_held(const KvSequence& tables, const PageStore& store)
   std::optional<PagesKv> pages;  // most chunks end without a prune
   for (int t = 0; t < tables.governed_tables(); ++t) {
     if (!held_->wants_held(chunk_, t)) continue;
-    if (!pages) pages.emplace(shape_, store);
+    if (!pages) pages.emplace(shape_, store, projected_norms_);
     pages->read_from(tables.table(t), t);
     held_->read_held(chunk_, t, *pages);
   }

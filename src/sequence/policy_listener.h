@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "backend/attention_listener.h"
@@ -17,10 +18,14 @@ namespace kvasir {
 // Returns the tables that a policy of this scope has in a cache of this shape.
 TableLayout table_layout(const KvCacheShape& shape, PolicyScope scope);
 
+// Transformer::projected_norms, for a layer of the model.
+using ProjectedNorms =
+    std::function<void(int layer, int kv_head, std::span<const float> values, std::span<double> norms)>;
+
 class PolicyListener final : public AttentionListener {
  public:
-  // `policy` and `shape` must outlive the object.
-  PolicyListener(RetentionPolicy* policy, const KvCacheShape& shape);
+  // `policy`, `shape` and what `projected_norms` refers to must outlive the object.
+  PolicyListener(RetentionPolicy* policy, const KvCacheShape& shape, ProjectedNorms projected_norms);
   PolicyListener(const PolicyListener&) = delete;  // batches point to it
 
   // Optional observer of the attention of every pass; may be null. Must outlive the passes. While there is one, the
@@ -43,7 +48,8 @@ class PolicyListener final : public AttentionListener {
   // All rows have run: shows policy and tap the chunk's queries, keys and values.
   void end_chunk(const KvSequence& tables, const PageStore& store);
 
-  double seconds() const { return seconds_; }  // that the policy took for masses, and for what is held
+  // Returns the seconds that the policy took for masses, for sums of queries, and for what is held.
+  double seconds() const { return seconds_; }
 
   std::span<const MassReduction> reductions() const override;
   bool wants_row(int row) const override { return masses_ != nullptr && masses_->wants_row(chunk_, first_ + row); }
@@ -58,6 +64,7 @@ class PolicyListener final : public AttentionListener {
   void show_held(const KvSequence& tables, const PageStore& store);
 
   const KvCacheShape& shape_;
+  ProjectedNorms projected_norms_;
   PolicyScope scope_;
   int tables_per_layer_;
   ObservesMasses* masses_;  // null: the policy does not look at attention

@@ -24,7 +24,7 @@ int next_chunk_rows(const RetentionPolicy& policy, std::int64_t done, std::int64
 PolicyModel policy_model(const LoadedModel& model) {
   const AttentionSpec& governed = model.config.governed();
   return {&model.fingerprint, model.config.governed_layers(), governed.kv_heads, governed.window, governed.heads,
-          governed.head_dim};
+          governed.head_dim,  governed.latent.has_value()};
 }
 
 SequenceLayout sequence_layout(const RetentionPolicy& policy, std::optional<KvCodec> codec) {
@@ -46,6 +46,12 @@ int prompt_chunk(const RetentionPolicy& policy, int chunk) {
 
 namespace {
 
+ProjectedNorms norms_of(const LoadedModel& model) {
+  return [&](int layer, int kv_head, std::span<const float> values, std::span<double> norms) {
+    model.transformer->projected_norms(layer, kv_head, values, norms);
+  };
+}
+
 // Returns the tokens whose keys the chunk's end will rotate. These pages must be the sequence's own by then.
 IndexRange will_rotate(const RetentionPolicy& policy, const PolicyChunk& chunk) {
   const HidesRanges* hides = policy.as<HidesRanges>();
@@ -66,7 +72,7 @@ Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> 
       repeats_(policy_->as<RepeatsText>()),
       tables_(cache_->new_sequence(sequence_layout(*policy_, codec))),
       shape_(cache_->shape().with(tables_.codec())),
-      listener_(policy_.get(), shape_),
+      listener_(policy_.get(), shape_, norms_of(*model_)),
       reads_(*policy_, shape_, new_selector(*policy_, shape_)),
       state_(&cache_->budget()) {
   if (repeats_ != nullptr) instruction_ = instruction_to_repeat();
@@ -90,7 +96,7 @@ Sequence::Sequence(const Sequence& other, KvSequence tables)
       instruction_(other.instruction_),
       tables_(std::move(tables)),
       shape_(other.shape_),
-      listener_(policy_.get(), shape_),
+      listener_(policy_.get(), shape_, norms_of(*model_)),
       reads_(*policy_, shape_, other.reads_.selector() != nullptr ? other.reads_.selector()->clone() : nullptr),
       state_(&cache_->budget()),
       most_rows_(other.most_rows_) {}

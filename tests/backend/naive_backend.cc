@@ -586,6 +586,20 @@ void NaiveBackend::multiply_heads(Activation from, const HeadProduct& heads, Act
   rows(to) = out;
 }
 
+void NaiveBackend::product_norms(WeightId matrix, const HeadColumns& columns, std::span<const float> vectors,
+                                 std::span<double> norms) {
+  std::ranges::fill(norms, 0.0);
+  for (std::size_t i = 0; i < norms.size(); ++i)
+    for (int head = 0; head < columns.heads; ++head)
+      for (const Row& weights : weight(matrix)->rows) {
+        double sum = 0;
+        for (int c = 0; c < columns.count; ++c)
+          sum += weights[static_cast<std::size_t>(columns.first + head * columns.count + c)] *
+                 double{vectors[i * static_cast<std::size_t>(columns.count) + static_cast<std::size_t>(c)]};
+        norms[i] += std::abs(sum) / columns.heads;
+      }
+}
+
 void NaiveBackend::join_heads(Activation a, Activation b, int heads, Activation to) {
   Rows out;
   for (std::size_t r = 0; r < rows(a).size(); ++r) {

@@ -91,6 +91,8 @@ class NaiveBackend final : public Backend {
   void rms_norm_heads(Activation x, WeightId weight, int heads, float eps) override;
   void multiply(Activation from, std::span<const Product> products) override;
   void multiply_heads(Activation from, const HeadProduct& product, Activation to) override;
+  void product_norms(WeightId matrix, const HeadColumns& columns, std::span<const float> vectors,
+                     std::span<double> norms) override;
   void join_heads(Activation a, Activation b, int heads, Activation to) override;
   void activate(ActivationFunction function, Activation gate, Activation up) override;
   void activate(ActivationFunction function, Activation x) override;

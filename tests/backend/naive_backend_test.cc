@@ -229,6 +229,42 @@ RandomModelSpec even_spec() {
   return spec;
 }
 
+// What the output projection makes of values is the naive backend's to rounding; no bit depends on what else is asked
+// for, or on threads.
+TEST_P(NaiveBackendFamilies, ProjectedNormsAreTheCpus) {
+  const TemporaryFile file(make_random_model(GetParam().spec));
+  EngineOptions alone = kOptions;
+  alone.threads = 1;
+  const auto naive = load_naive(file.path(), kOptions), model = load(file.path(), kOptions),
+             one = load(file.path(), alone);
+  std::mt19937 random(3);
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  constexpr std::size_t kValues = 37;
+  for (std::size_t layer = 0; layer < model->config.layers.size(); ++layer) {
+    const AttentionSpec& spec = model->config.layers[layer].attention;
+    if (spec.heads == 0 || spec.latent) continue;
+    const auto dim = static_cast<std::size_t>(spec.head_dim);
+    std::vector<float> values(kValues * dim);
+    for (float& value : values) value = uniform(random);
+    for (int head = 0; head < spec.kv_heads; ++head) {
+      std::vector<double> expected(kValues), norms(kValues), of_one(kValues), some(5);
+      const auto find = [&](const LoadedModel& of, std::span<const float> from, std::span<double> to) {
+        of.transformer->projected_norms(static_cast<int>(layer), head, from, to);
+      };
+      find(*naive, values, expected);
+      find(*model, values, norms);
+      find(*one, values, of_one);
+      find(*model, std::span(values).subspan(31 * dim, 5 * dim), some);
+      EXPECT_EQ(norms, of_one);
+      EXPECT_TRUE(std::equal(some.begin(), some.end(), norms.begin() + 31));
+      for (std::size_t i = 0; i < kValues; ++i) {
+        EXPECT_GT(expected[i], 0) << layer;
+        EXPECT_NEAR(norms[i], expected[i], 1e-5 * expected[i]) << layer << " " << head;
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, NaiveBackendFamilies, ::testing::ValuesIn(family_cases(even_spec())),
                          [](const auto& family) { return family.param.name; });
 

@@ -457,5 +457,16 @@ TEST(ReplayTest, PoliciesThatLookAtKeysAreRefused) {
   EXPECT_EQ(replay(*trace, policy, {}, {}).status().code(), StatusCode::kUnsupported);
 }
 
+TEST(ReplayTest, PoliciesThatProjectValuesAreRefused) {
+  const Recorded trace(1, 1, 4, test::uniform_weight);
+  for (const char* spec : {"h2o:value=wo", "snapkv:value=wo", "expected:norm=wo", "snapkv+h2o:value=wo"}) {
+    const auto policy = make_policy(spec);
+    ASSERT_TRUE(policy.ok()) << policy.status().message();
+    const Status refused = replay(*trace, **policy, {}, {}).status();
+    EXPECT_EQ(refused.code(), StatusCode::kUnsupported) << spec;
+    EXPECT_NE(refused.message().find("output projection"), std::string::npos) << refused.message();
+  }
+}
+
 }  // namespace
 }  // namespace kvasir

@@ -60,7 +60,7 @@ int place_of(int i) {
 struct Fixture {
   Json json = Json::parse(read("fixtures.json"));
   Array keys{"keys.npy"}, values{"values.npy"}, mean{"query_mean.npy"}, covariance{"query_covariance.npy"};
-  Array attention{"attention.npy"}, scores{"scores.npy"};
+  Array attention{"attention.npy"}, scores{"scores.npy"}, projected{"projected_values.npy"};
   std::int64_t tokens() const { return std::ssize(json["tokens"]); }
 
   TableLayout layout() const {
@@ -99,6 +99,16 @@ class FixtureKv final : public HeldKv {
     const std::vector<float> keys = fixture().rows(fixture().keys, table_, tokens_);
     const std::vector<float> values = fixture().rows(fixture().values, table_, tokens_);
     visit({0, 0, {1, static_cast<int>(tokens_.size()), kDim, keys, values, tokens_}});
+  }
+  void projected_norms(std::span<double> norms) override {
+    constexpr int kGroup = kHeads / kKvHeads;
+    for (std::size_t i = 0; i < norms.size(); ++i) {
+      norms[i] = 0;
+      for (int h = 0; h < kGroup; ++h)
+        norms[i] += double{fixture().projected.row(
+                        {table_ / kKvHeads, 0, table_ % kKvHeads * kGroup + h})[static_cast<std::size_t>(tokens_[i])]} /
+                    kGroup;
+    }
   }
 
  private:
@@ -267,17 +277,35 @@ TEST(Kvpress, SnapKv) {
 }
 
 // kvpress counts the window among what a head keeps in any case; here only what is ranked counts.
-TEST(Kvpress, AdaSnapKv) {
+void compare_shared_among_heads(const std::string& press, const std::string& options) {
   constexpr std::int64_t kWindow = 32;
-  for (const Json& entry : entries_of("ada snapkv")) {
+  for (const Json& entry : entries_of(press)) {
     const std::int64_t budget = budget_of(entry);
     const auto certain =
         std::max<std::int64_t>(static_cast<std::int64_t>(0.2 * static_cast<double>(budget)) - kWindow, 0);
     const double floor = (static_cast<double>(certain) + 0.5) / static_cast<double>(budget - kWindow);
-    const std::string spec = fmt::format("snapkv:budget={},window=32,kernel=5,share=ada,floor={:.6f}", budget, floor);
+    const std::string spec =
+        fmt::format("snapkv:budget={},window=32,kernel=5,share=ada,floor={:.6f}{}", budget, floor, options);
     SCOPED_TRACE(spec);
     expect_kept(entry, kept_by(spec, fixture().tokens(), 0));
   }
+}
+
+TEST(Kvpress, AdaSnapKv) {
+  compare_shared_among_heads("ada snapkv", "");
+}
+
+TEST(Kvpress, AdaCriticalSnapKv) {
+  compare_shared_among_heads("ada critical snapkv", ",value=wo");
+}
+
+// CriticalKV: half of the budget by score, the other half by score and projected value.
+TEST(Kvpress, CriticalSnapKv) {
+  compare("critical snapkv", "snapkv:budget={},window=32,kernel=5,value=wo");
+}
+
+TEST(Kvpress, CriticalExpected) {
+  compare("critical expected", "expected:budget={},norm=wo");
 }
 
 // The gate leaves 4 of the chunk that has 3 tokens before the window and 7 of it, whose scores are equal: which of the

@@ -77,6 +77,11 @@ inline float value_element(int table, TokenIndex token, int i) {
       0.6);
 }
 
+// The same for the norm of what the output projection makes of its value.
+inline double projected_norm(int table, TokenIndex token) {
+  return 0.1 + hashed(96, static_cast<std::uint64_t>(table), static_cast<std::uint64_t>(token), 0);
+}
+
 // Keys and values of the tokens that a table of one lane holds, in blocks of seven.
 class DrivenKv final : public HeldKv {
  public:
@@ -91,14 +96,18 @@ class DrivenKv final : public HeldKv {
       for (std::size_t i = first; i < std::min(first + 7, tokens_.size()); ++i) {
         rotations.push_back(tokens_[i]);
         for (int c = 0; c < head_dim_; ++c) {
-          if (sides != Sides::kValues) keys.push_back(key_element(table_, tokens_[i], c));
-          if (sides != Sides::kKeys) values.push_back(value_element(table_, tokens_[i], c));
+          if (has_keys(sides)) keys.push_back(key_element(table_, tokens_[i], c));
+          if (has_values(sides)) values.push_back(value_element(table_, tokens_[i], c));
         }
       }
       visit({static_cast<std::int64_t>(first),
              0,
              {1, static_cast<int>(rotations.size()), head_dim_, keys, values, rotations}});
     }
+  }
+  void projected_norms(std::span<double> norms) override {
+    ASSERT_EQ(norms.size(), tokens_.size());
+    std::ranges::transform(tokens_, norms.begin(), [&](TokenIndex token) { return projected_norm(table_, token); });
   }
 
  private:
@@ -275,19 +284,19 @@ class TableDriver {
   void show_queries(const PolicyChunk& chunk, int t) {
     SumsQueries* reader = policy_->as<SumsQueries>();
     if (reader == nullptr) return;
-    QueryAccumulator sums;
-    sums.begin(layout_.heads, layout_.head_dim);
     std::int64_t rows = 0;
+    for (int row = 0; row < chunk.rows; ++row) rows += reader->wants_queries(chunk, row);
+    QueryAccumulator sums;
+    sums.begin(layout_.heads, layout_.head_dim, rows);
     for (int row = 0; row < chunk.rows; ++row) {
       if (!reader->wants_queries(chunk, row)) continue;
-      ++rows;
       for (int head = 0; head < layout_.heads; ++head) {
         std::vector<float> query;
         for (int i = 0; i < layout_.head_dim; ++i) query.push_back(query_element(t, head, chunk.first + row, i));
         sums.add(head, query);
       }
     }
-    if (rows > 0) reader->read_queries(chunk, t, sums.of(0, layout_.heads, rows));
+    if (rows > 0) reader->read_queries(chunk, t, sums.of(0, layout_.heads));
   }
 
   void show_held(const PolicyChunk& chunk, int t) {

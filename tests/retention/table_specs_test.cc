@@ -171,7 +171,11 @@ std::string random_spec(const PolicyInfo& info, std::mt19937_64& random) {
     } else if (option.name == "share") {
       value = std::vector<std::string>{"head", "ada"}[draw(0, 1)];
     } else if (option.name == "agg") {
-      value = std::vector<std::string>{"mean", "max"}[draw(0, 1)];
+      value = draw(0, 1) == 0 ? option.default_value : "max";
+    } else if (option.name == "value") {
+      value = std::vector<std::string>{"off", "wo"}[draw(0, 1)];
+    } else if (option.name == "norm") {
+      value = std::vector<std::string>{"on", "off", "wo"}[draw(0, 2)];
     } else if (option.name == "prompt") {
       value = std::vector<std::string>{"whole", "blocks"}[draw(0, 1)];
     } else if (option.name == "chunk") {
@@ -228,11 +232,10 @@ TEST(TableSpecs, TheCanonicalSpecMakesAnEqualPolicy) {
       auto parsed = make_policy(given);
       if (!parsed.ok()) {
         const std::string& message = parsed.status().message();
-        EXPECT_TRUE(message.find("above budget") != std::string::npos ||
-                    message.find("nothing to drop") != std::string::npos ||
-                    message.find("cannot share") != std::string::npos || message.find("omit") != std::string::npos ||
-                    message.find("belongs to") != std::string::npos ||
-                    message.find("without most=") != std::string::npos)
+        EXPECT_TRUE(
+            message.find("above budget") != std::string::npos || message.find("nothing to drop") != std::string::npos ||
+            message.find("cannot share") != std::string::npos || message.find("omit") != std::string::npos ||
+            message.find("belongs to") != std::string::npos || message.find("without most=") != std::string::npos)
             << message;
         continue;
       }

@@ -25,16 +25,20 @@ struct SnapOptions {
   std::int64_t every = 0;
   bool maximum = false;
   std::int64_t chunk = 0;
+  bool projected = false;
+  std::int64_t protect = 0;
 
   std::string spec() const {
-    return fmt::format("snapkv:budget={},window={},kernel={},prompt={},every={},agg={},chunk={}", budget, window,
-                       kernel, blocks ? "blocks" : "whole", every, maximum ? "max" : "mean", chunk);
+    return fmt::format("snapkv:budget={},window={},kernel={},prompt={},every={},agg={},chunk={},value={},protect={}", budget,
+                       window, kernel, blocks ? "blocks" : "whole", every, maximum ? "max" : "mean", chunk,
+                       projected ? "wo" : "off", protect);
   }
 };
 
 // Holds a table of its own, with all rows since the last window ended.
 struct SnapByRows {
   SnapOptions c;
+  int table = 0;
   std::vector<TokenIndex> kept;
   std::vector<TokenIndex> queries;
   std::map<TokenIndex, std::map<TokenIndex, double>> rows;
@@ -87,7 +91,8 @@ struct SnapByRows {
   void keep(const std::vector<double>& scores, std::int64_t count) {
     std::vector<std::size_t> order;
     if (c.chunk == 0) {
-      order = sorted(scores, 0, scores.size());
+      order = sorted(scores, static_cast<std::size_t>(c.protect), scores.size());
+      for (std::int64_t i = c.protect; i-- > 0;) order.insert(order.begin(), static_cast<std::size_t>(i));
     } else {  // chunk by chunk, the best first, each from its best token on
       const auto size = static_cast<std::size_t>(c.chunk);
       std::vector<double> means;
@@ -100,6 +105,15 @@ struct SnapByRows {
       for (const std::size_t chunk : sorted(means, 0, means.size()))
         for (const std::size_t i : sorted(scores, chunk * size, std::min((chunk + 1) * size, scores.size())))
           order.push_back(i);
+    }
+    if (c.projected) {  // the first half of the budget goes by score, the second by score and what the value becomes
+      std::vector<double> weights;
+      for (std::size_t i = 0; i < scores.size(); ++i)
+        weights.push_back((scores[i] + 1e-4) * test::projected_norm(table, kept[i]));
+      const auto certain = static_cast<std::size_t>(std::max<std::int64_t>(c.budget / 2 - c.window, 0));
+      for (std::size_t i = 0; i < certain; ++i) weights[order[i]] = INFINITY;
+      for (std::int64_t i = 0; i < c.protect; ++i) weights[static_cast<std::size_t>(i)] = INFINITY;
+      order = sorted(weights, 0, weights.size());
     }
     order.resize(static_cast<std::size_t>(count));
     std::ranges::sort(order);
@@ -126,9 +140,10 @@ void compare_by_rows(const SnapOptions& c, const TableLayout& layout) {
     for (const auto& mass : {test::random_mass(1), test::skewed_mass(2)})
       test::compare_with(
           c.spec(), mass, schedule,
-          [&](int) {
+          [&](int table) {
             SnapByRows one;
             one.c = c;
+            one.table = table;
             return one;
           },
           layout);
@@ -138,7 +153,9 @@ TEST(WindowOptions, KeepWhatTheirDefinitionsKeep) {
   for (const SnapOptions& c :
        {SnapOptions{.blocks = true}, SnapOptions{.every = 8}, SnapOptions{.blocks = true, .every = 5},
         SnapOptions{.window = 9, .blocks = true, .every = 4}, SnapOptions{.maximum = true},
-        SnapOptions{.window = 3, .kernel = 1, .blocks = true, .every = 16, .maximum = true}})
+        SnapOptions{.window = 3, .kernel = 1, .blocks = true, .every = 16, .maximum = true},
+        SnapOptions{.projected = true}, SnapOptions{.window = 3, .blocks = true, .every = 9, .projected = true}, SnapOptions{.protect = 5},
+        SnapOptions{.projected = true, .protect = 7}})
     compare_by_rows(c, {.layers = 2, .per_layer = 2, .heads = 3});
 }
 
@@ -156,8 +173,21 @@ TEST(WindowOptions, ArePoliciesLikeTheOthers) {
         "h2o:budget=30,recent=4+snapkv:budget=24,window=6,every=5",
         "pyramidkv:budget=24,window=6,prompt=blocks,every=5", "cake:budget=24,window=6,share=ada",
         "cake:budget=24,window=6,chunk=4", "rkv:budget=24,window=6,every=5",
-        "rkv:budget=24,window=6,prompt=blocks,every=3", "snapkv:budget=24,window=6,chunk=5+h2o:budget=20,recent=4"})
+        "rkv:budget=24,window=6,prompt=blocks,every=3", "snapkv:budget=24,window=6,value=wo,every=5",
+        "pyramidkv:budget=24,window=6,value=wo,prompt=blocks,every=5", "cake:budget=24,window=6,value=wo,share=ada",
+        "cake:budget=24,window=6,value=wo,prompt=blocks,every=4,most=2",
+        "snapkv:budget=24,window=6,chunk=5+h2o:budget=20,recent=4"})
     test::check_scored_policy(spec);
+}
+
+TEST(WindowOptions, LatentAttentionHasNoProjectedValues) {
+  for (const char* spec : {"snapkv:value=wo", "cake:value=wo+h2o", "snapkv+h2o:value=wo", "expected:norm=wo"}) {
+    const auto policy = test::policy_of_tables(spec, {.layers = 2, .per_layer = 2, .head_dim = 4});
+    EXPECT_TRUE(check_model(*policy, {}).ok()) << spec;
+    const Status refused = check_model(*policy, {.latent = true});
+    EXPECT_EQ(refused.code(), StatusCode::kUnsupported) << spec;
+    EXPECT_NE(refused.message().find("omit value=wo or norm=wo"), std::string::npos) << refused.message();
+  }
 }
 
 TEST(WindowOptions, BoundsAndPrefixes) {
@@ -297,7 +327,8 @@ struct RkvByRows final : SnapByRows {
         double all = 0;
         for (std::size_t i = 0; i < count; ++i) all += rows[query].contains(kept[i]) ? rows[query][kept[i]] : 0;
         for (std::size_t i = 0; i < count; ++i)
-          attention[i] += (rows[query].contains(kept[i]) ? rows[query][kept[i]] : 0) / (all * static_cast<double>(queries.size()));
+          attention[i] +=
+              (rows[query].contains(kept[i]) ? rows[query][kept[i]] : 0) / (all * static_cast<double>(queries.size()));
       }
       for (std::int64_t i = 0; i < earlier; ++i) {
         double most = 0;

@@ -118,8 +118,8 @@ Status plan(PlanOptions options) {
   if (!asked) spec.parts.front().set("cap", std::max<std::int64_t>(config.context, 5));
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(spec));
   const AttentionSpec& governed = config.governed();
-  const PolicyModel model{nullptr,         config.governed_layers(), governed.kv_heads,
-                          governed.window, governed.heads,           governed.head_dim};
+  const PolicyModel model{nullptr,        config.governed_layers(), governed.kv_heads,          governed.window,
+                          governed.heads, governed.head_dim,        governed.latent.has_value()};
   KVASIR_RETURN_IF_ERROR(check_model(*policy, model));
   KVASIR_RETURN_IF_ERROR(policy->check_pages(model, shape.page));
   const ColdTier any(nullptr, 0);  // only its presence matters

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "backend/wide_vectors.h"
 #include "base/check.h"
 #include "model/mixers/elements.h"
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "backend/wide_vectors.h"
 #include "base/check.h"
 #include "model/mixers/elements.h"
 

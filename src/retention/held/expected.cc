@@ -3,6 +3,7 @@
 #include "base/status.h"
 #include "retention/held/expected_attention.h"
 #include "retention/held/summed_queries.h"
+#include "retention/projected_values.h"
 
 namespace kvasir {
 namespace {
@@ -14,18 +15,22 @@ constexpr PolicyOption kExpectedOptions[] = {
     {"recent", "0", "0 to 2^40", "most recent tokens, never dropped; counted in budget"},
     {"future", "512", "1 to 2^20", "positions behind the text over which the queries to come are averaged"},
     {"spread", "on", "on or off", "whether the covariance of queries counts, or their mean alone"},
-    {"norm", "on", "on or off", "whether a token's weight is multiplied by the norm of its value"},
-    {"epsilon", "0", "0 to 1", "added to a token's weight before it meets the norm of its value"},
+    {"norm", "on", "on, off or wo",
+     "on: a token's weight is multiplied by the norm of its value; wo: half of the budget goes to the highest weights, "
+     "the other half to the highest products of weight and ||Wo v||"},
+    {"epsilon", "0", "0 to 1", "added to a token's weight before it meets a norm"},
     kHeldEveryOption,
     kPromptOption,
     kPosOption,
     kProtectOption,
 };
 
+enum class ValueNorm { kOff, kOwn, kProjected };
+
 struct ExpectedOptions {
   std::int64_t future = 512;
   bool spread = true;
-  bool norm = true;
+  ValueNorm norm = ValueNorm::kOwn;
   double epsilon = 0;
 };
 
@@ -36,10 +41,13 @@ class ExpectedPolicy final : public SummedQueriesPolicy {
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<ExpectedPolicy>(*this); }
 
  private:
-  void score_held(int table, HeldKv& kv, std::span<double> scores, std::int64_t) override {
+  bool projects_values() const override { return options_.norm == ValueNorm::kProjected; }
+
+  void score_held(int table, HeldKv& kv, std::span<double> scores, std::int64_t excess) override {
     const std::size_t first = std::min(static_cast<std::size_t>(rule().sinks), scores.size() - 1);
     ExpectedAttention{layout(), queries(), options_.future, options_.spread}.weigh(table, kv, first, {}, scores);
-    if (!options_.norm) return;
+    if (options_.norm == ValueNorm::kOff) return;
+    if (options_.norm == ValueNorm::kProjected) return weigh_by_projected_values(kv, scores, excess);
     kv.visit(HeldKv::Sides::kValues, [&](const HeldKv::Block& block) {
       for (int row = 0; row < block.kv.rows; ++row) {
         double& score = scores[static_cast<std::size_t>(block.first + row)];
@@ -48,8 +56,23 @@ class ExpectedPolicy final : public SummedQueriesPolicy {
     });
   }
 
+  // What is never dropped counts in the half of the budget that goes by weights.
+  void weigh_by_projected_values(HeldKv& kv, std::span<double> scores, std::int64_t excess) const {
+    std::vector<double> norms(scores.size());
+    kv.projected_norms(norms);
+    const auto first = static_cast<std::size_t>(std::min(rule().sinks, std::ssize(scores)));
+    const std::int64_t ranked = std::ssize(scores) - rule().sinks - rule().recent;
+    if (ranked <= 0) return;
+    const std::span<double> among = scores.subspan(first, static_cast<std::size_t>(ranked));
+    for (double& score : among) score += options_.epsilon;
+    const std::int64_t half = (std::ssize(scores) - excess) / 2 - rule().sinks - rule().recent;
+    weigh_by_projection(among, std::span(norms).subspan(first, among.size()),
+                        std::clamp<std::int64_t>(half, 0, ranked));
+  }
+
   std::uint64_t held_scratch_bytes(const TableLayout& layout, std::int64_t tokens) const override {
-    return ExpectedAttention::bytes(layout, tokens);
+    return ExpectedAttention::bytes(layout, tokens) +
+           (projects_values() ? static_cast<std::uint64_t>(tokens) * sizeof(double) : 0);
   }
 
   ExpectedOptions options_;
@@ -61,7 +84,9 @@ Result<std::unique_ptr<RetentionPolicy>> make_expected(const PolicyOptions& give
   KVASIR_ASSIGN_OR_RETURN(options.future, given.get_int("future", 1, std::int64_t{1} << 20));
   KVASIR_ASSIGN_OR_RETURN(options.epsilon, given.get_double("epsilon", 0, 1));
   KVASIR_ASSIGN_OR_RETURN(options.spread, get_switch(given, "spread"));
-  KVASIR_ASSIGN_OR_RETURN(options.norm, get_switch(given, "norm"));
+  constexpr std::string_view kNorms[] = {"off", "on", "wo"};
+  KVASIR_ASSIGN_OR_RETURN(const std::string norm, given.get_choice("norm", kNorms));
+  options.norm = norm == "off" ? ValueNorm::kOff : norm == "on" ? ValueNorm::kOwn : ValueNorm::kProjected;
   KVASIR_ASSIGN_OR_RETURN(const ScoredPolicy::Traits traits, ScoredPolicy::Traits::read(given, {"budget"}));
   return {std::make_unique<ExpectedPolicy>(traits, held, options)};
 }

@@ -1,9 +1,11 @@
 #include "retention/held/expected_attention.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <optional>
 
+#include "backend/wide_vectors.h"
 #include "retention/held/held_scored.h"
 
 namespace kvasir {
@@ -63,19 +65,63 @@ std::vector<ExpectedHead> heads_at(const ExpectedAttention& of, int table, std::
   return made;
 }
 
-double expected_logit(const ExpectedHead& head, std::span<const float> key, std::vector<float>& product) {
-  const std::size_t dim = key.size();
-  product.assign(head.mean.begin(), head.mean.end());
-  // By columns: vector operations whose sums have one order.
-  for (std::size_t j = 0; j < dim && !head.spread.empty(); ++j) {
-    const float x = key[j];
-    const float* const column = &head.spread[j * dim];
-    for (std::size_t i = 0; i < dim; ++i) product[i] += x * column[i];
+constexpr std::size_t kKeys = 4;  // whose logits are found together
+
+// Adds up the products of kKeys keys ([kKeys][dim]) with the columns of `spread`, from `mean` on, in order of the
+// columns: to [kKeys][dim]. Each element has a sum of its own, so its bits do not depend on the vectors.
+KVASIR_WIDE_VECTORS void add_columns(const float* __restrict keys, const float* mean, const float* __restrict spread,
+                                     std::size_t dim, float* __restrict to) {
+  typedef float Lanes [[gnu::vector_size(64)]];
+  constexpr std::size_t kLanes = sizeof(Lanes) / sizeof(float);
+  static_assert(kKeys == 4);
+  std::size_t i = 0;
+  for (; i + kLanes <= dim; i += kLanes) {
+    Lanes a, column;
+    __builtin_memcpy(&a, mean + i, sizeof a);
+    Lanes b = a, c = a, d = a;
+    for (std::size_t j = 0; j < dim; ++j) {
+      __builtin_memcpy(&column, spread + j * dim + i, sizeof column);
+      a += keys[j] * column;
+      b += keys[dim + j] * column;
+      c += keys[2 * dim + j] * column;
+      d += keys[3 * dim + j] * column;
+    }
+    __builtin_memcpy(to + i, &a, sizeof a);
+    __builtin_memcpy(to + dim + i, &b, sizeof b);
+    __builtin_memcpy(to + 2 * dim + i, &c, sizeof c);
+    __builtin_memcpy(to + 3 * dim + i, &d, sizeof d);
   }
-  double sum = 0;
-  for (std::size_t i = 0; i < dim; ++i) sum += double{product[i]} * double{key[i]};
-  return sum;
+  for (std::size_t k = 0; k < kKeys; ++k)
+    for (std::size_t left = i; left < dim; ++left) {
+      float sum = mean[left];
+      for (std::size_t j = 0; j < dim; ++j) sum += keys[k * dim + j] * spread[j * dim + left];
+      to[k * dim + left] = sum;
+    }
 }
+
+// Finds the logits of kKeys keys ([kKeys][dim]) by one query head.
+class ExpectedLogits {
+ public:
+  explicit ExpectedLogits(std::size_t dim) : dim_(dim), products_(kKeys * dim) {}
+
+  std::array<double, kKeys> of(const ExpectedHead& head, const float* keys) {
+    if (head.spread.empty()) {
+      for (std::size_t k = 0; k < kKeys; ++k) std::ranges::copy(head.mean, products_.begin() + offset(k));
+    } else {
+      add_columns(keys, head.mean.data(), head.spread.data(), dim_, products_.data());
+    }
+    std::array<double, kKeys> sums{};
+    for (std::size_t i = 0; i < dim_; ++i)
+      for (std::size_t k = 0; k < kKeys; ++k) sums[k] += double{products_[k * dim_ + i]} * double{keys[k * dim_ + i]};
+    return sums;
+  }
+
+ private:
+  std::ptrdiff_t offset(std::size_t key) const { return static_cast<std::ptrdiff_t>(key * dim_); }
+
+  std::size_t dim_;
+  std::vector<float> products_;  // [kKeys][dim]
+};
 
 // Returns the logits [head][token].
 std::vector<double> logits_of(const ExpectedAttention& of, int table, HeldKv& kv, std::span<const double> biases) {
@@ -84,17 +130,25 @@ std::vector<double> logits_of(const ExpectedAttention& of, int table, HeldKv& kv
   std::vector<double> logits(heads * tokens);
   std::vector<ExpectedHead> of_frame;
   std::optional<std::int64_t> origin;
-  std::vector<float> product;
+  const auto dim = static_cast<std::size_t>(of.layout.head_dim);
+  ExpectedLogits expected(dim);
+  std::vector<float> keys(kKeys * dim);
   kv.visit(HeldKv::Sides::kKeys, [&](const HeldKv::Block& block) {
     if (origin != block.origin) of_frame = heads_at(of, table, newest + 1 - block.origin);
     origin = block.origin;
-    for (int row = 0; row < block.kv.rows; ++row)
+    const auto rows = static_cast<std::size_t>(block.kv.rows), first = static_cast<std::size_t>(block.first);
+    for (std::size_t row = 0; row < rows; row += kKeys) {
+      const std::size_t count = std::min(kKeys, rows - row);
+      std::ranges::copy(block.kv.keys.subspan(row * dim, count * dim), keys.begin());  // unused places keep older keys
       for (std::size_t h = 0; h < heads; ++h) {
-        const auto token = static_cast<std::size_t>(block.first + row);
-        double& own = logits[h * tokens + token];
-        own = expected_logit(of_frame[h], block.kv.key(0, row), product);
-        if (!biases.empty()) own += biases[token];
+        const std::array<double, kKeys> sums = expected.of(of_frame[h], keys.data());
+        for (std::size_t k = 0; k < count; ++k) {
+          double& own = logits[h * tokens + first + row + k];
+          own = sums[k];
+          if (!biases.empty()) own += biases[first + row + k];
+        }
       }
+    }
   });
   return logits;
 }

@@ -78,7 +78,7 @@ Result<std::unique_ptr<RetentionPolicy>> HeldScoredPolicy::as_part(PolicyPart pa
 
 std::int64_t newest_position(HeldKv& kv) {
   std::int64_t newest = 0;
-  kv.visit(HeldKv::Sides::kKeys,
+  kv.visit(HeldKv::Sides::kNeither,
            [&](const HeldKv::Block& block) { newest = block.origin + block.kv.rotation(0, block.kv.rows - 1); });
   return newest;
 }

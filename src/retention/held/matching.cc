@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "backend/wide_vectors.h"
 #include "base/status.h"
 #include "retention/held/expected_attention.h"
 #include "retention/held/summed_queries.h"
@@ -52,12 +53,27 @@ struct References {
   std::vector<float> outputs;  // [count][dim]: o
 
   std::span<const float> of(std::size_t token) const { return std::span(weights).subspan(token * count, count); }
-  std::span<float> output(std::size_t r) { return std::span(outputs).subspan(r * dim, dim); }
 };
 
 // to += factor * from
 void add_scaled(float factor, std::span<const float> from, std::span<float> to) {
   for (std::size_t i = 0; i < from.size(); ++i) to[i] += factor * from[i];
+}
+
+// to += the sum over r, in order, of factors[r] * rows[r]
+KVASIR_WIDE_VECTORS void add_rows(const float* __restrict factors, const float* __restrict rows, std::size_t count,
+                                  std::size_t dim, float* __restrict to) {
+  for (std::size_t r = 0; r < count; ++r)
+    for (std::size_t i = 0; i < dim; ++i) to[i] += factors[r] * rows[r * dim + i];
+}
+
+// rows[r] += factor * factors[r] * from
+KVASIR_WIDE_VECTORS void add_to_rows(float factor, const float* __restrict factors, const float* __restrict from,
+                                     std::size_t count, std::size_t dim, float* __restrict rows) {
+  for (std::size_t r = 0; r < count; ++r) {
+    const float scaled = factor * factors[r];
+    for (std::size_t i = 0; i < dim; ++i) rows[r * dim + i] += scaled * from[i];
+  }
 }
 
 // Returns the lower triangle L with L L^T = the covariance: [dim][dim]. A dimension whose variance is no more than
@@ -190,9 +206,7 @@ class MatchingPolicy final : public SummedQueriesPolicy, public WeighsSlots {
         const auto token = static_cast<std::size_t>(block.first + row);
         const auto logits = std::span(of.weights).subspan(token * of.count, of.count);
         std::ranges::fill(logits, static_cast<float>(biases[token]));
-        const std::span<const float> key = block.kv.key(0, row);
-        for (std::size_t i = 0; i < of.dim; ++i)
-          add_scaled(key[i], std::span(queries).subspan(i * of.count, of.count), logits);
+        add_rows(block.kv.key(0, row).data(), queries.data(), of.dim, of.count, logits.data());
         for (std::size_t r = 0; r < of.count; ++r) most[r] = std::max(most[r], logits[r]);
       }
     });
@@ -225,8 +239,8 @@ class MatchingPolicy final : public SummedQueriesPolicy, public WeighsSlots {
         const auto token = static_cast<std::size_t>(block.first + row);
         const std::span<const float> value = block.kv.value(0, row);
         scores[token] *= norm_of(value);
-        for (std::size_t r = 0; r < of.count && options_.fit == Fit::kOutput; ++r)
-          add_scaled(of.of(token)[r], value, of.output(r));
+        if (options_.fit == Fit::kOutput)
+          add_to_rows(1, of.of(token).data(), value.data(), of.count, of.dim, of.outputs.data());
       }
     });
     if (has_biases()) fit(table, kv, of, staying(scores, excess));
@@ -252,7 +266,7 @@ class MatchingPolicy final : public SummedQueriesPolicy, public WeighsSlots {
         const std::span<const float> weights = of.of(token), value = block.kv.value(0, row);
         values.insert(values.end(), value.begin(), value.end());
         add_scaled(-1, weights, mass);
-        for (std::size_t r = 0; r < of.count && lambda > 0; ++r) add_scaled(-weights[r], value, of.output(r));
+        if (lambda > 0) add_to_rows(-1, weights.data(), value.data(), of.count, of.dim, of.outputs.data());
       }
     });
 
@@ -272,7 +286,7 @@ class MatchingPolicy final : public SummedQueriesPolicy, public WeighsSlots {
         for (std::size_t r = 0; r < of.count; ++r) gradient += double{weights[r]} * double{mass[r]};
         if (lambda > 0) {
           std::ranges::fill(pulled, 0);
-          for (std::size_t r = 0; r < of.count; ++r) add_scaled(weights[r], of.output(r), pulled);
+          add_rows(weights.data(), of.outputs.data(), of.count, of.dim, pulled.data());
           double along = 0;
           for (std::size_t i = 0; i < of.dim; ++i) along += double{pulled[i]} * double{value[i]};
           gradient += lambda * along;
@@ -285,7 +299,7 @@ class MatchingPolicy final : public SummedQueriesPolicy, public WeighsSlots {
         const auto change = static_cast<float>(changed - factor);
         factor = changed;
         add_scaled(-change, weights, mass);
-        for (std::size_t r = 0; r < of.count && lambda > 0; ++r) add_scaled(-change * weights[r], value, of.output(r));
+        if (lambda > 0) add_to_rows(-change, weights.data(), value.data(), of.count, of.dim, of.outputs.data());
       }
 
     const std::span<double> biases = list(table).values(kBias);

@@ -3,12 +3,24 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backend/wide_vectors.h"
+
 namespace kvasir {
 namespace {
 
 std::size_t doubles(int heads, int head_dim) {
   const auto dim = static_cast<std::size_t>(head_dim);
   return static_cast<std::size_t>(heads) * (dim + dim * (dim + 1) / 2);
+}
+
+KVASIR_WIDE_VECTORS void add_to(const double* __restrict from, std::size_t count, double* __restrict to) {
+  for (std::size_t i = 0; i < count; ++i) to[i] += from[i];
+}
+
+// Products of two elements that were floats are exact, so fusing them with the sum changes nothing.
+KVASIR_WIDE_VECTORS void add_products(const double* __restrict query, std::size_t dim, double* __restrict to) {
+  for (std::size_t i = 0; i < dim; to += ++i)
+    for (std::size_t j = 0; j <= i; ++j) to[j] += query[i] * query[j];
 }
 
 }  // namespace
@@ -22,9 +34,13 @@ void QueryMoments::begin(const TableLayout& layout) {
 void QueryMoments::add(int table, const QuerySums& sums) {
   Table& all = tables_[static_cast<std::size_t>(table)];
   all.rows += sums.rows;
-  auto to = all.sums.begin();
-  for (const std::span<const double> added : {sums.sums, sums.products})
-    for (const double x : added) *to++ += x;
+  double* const to = all.sums.data();
+  add_to(sums.sums.data(), sums.sums.size(), to);
+  double* const products = to + sums.sums.size();
+  if (!sums.products.empty()) return add_to(sums.products.data(), sums.products.size(), products);
+  const auto dim = static_cast<std::size_t>(head_dim_);
+  for (std::size_t head = 0; head < static_cast<std::size_t>(heads_); ++head)
+    add_products(&sums.sums[head * dim], dim, products + head * (dim * (dim + 1) / 2));
 }
 
 QuerySums QueryMoments::of(int table) const {

@@ -22,7 +22,7 @@ constexpr PolicyOption kRkvOptions[] = {
     kProtectOption,
 };
 
-class RkvPolicy final : public PromptWindowPolicy, public ReadsHeldKv {
+class RkvPolicy final : public PromptWindowPolicy {
  public:
   RkvPolicy(Traits traits, const PromptWindowOptions& options, double lambda, double alike)
       : PromptWindowPolicy(std::move(traits), options), lambda_(lambda), alike_(alike) {}
