@@ -57,13 +57,14 @@ constexpr Mistake kMisspelt[] = {
      "unknown retention policy 'streming'; did you mean 'streaming'? (the policies are: full, window, streaming, "
      "cascade, h2o, tova, lethe, snapkv, pyramidkv, cake, keydiff, lagkv, expected, vase, triattention, rkv, matching, kvzip, synckv, quest, random, recompute)"},
     {"run {M} -p x --kv h2o:buget=64",
-     "policy 'h2o' has no option 'buget'; did you mean 'budget'? (its options are: budget, recent, sinks, every, pos, "
+     "policy 'h2o' has no option 'buget'; did you mean 'budget'? (its options are: budget, recent, sinks, agg, value, "
+     "every, pos, "
      "heads, protect)"},
     {"plan {M} --kv window:sise=64",
      "policy 'window' has no option 'sise'; did you mean 'size'? (its options are: size, protect)"},
     {"run {M} -p x --kv h2o:budget:64",
      "policy spec 'h2o:budget:64': 'budget:64' is not of the form key=value; the options of 'h2o' are: budget, recent, "
-     "sinks, every, pos, heads, protect"},
+     "sinks, agg, value, every, pos, heads, protect"},
     {"run {M} -p x --kv streaming:realign=frame", "policy 'streaming': realign=frame must be one of: frames, rotate"},
     {"run {M} -p x --kv-type fp16",
      "unknown KV type 'fp16'; the types are: f32, f16, bf16, i16, q8, q4, q4o, q3, q2 [--kv-type]"},
