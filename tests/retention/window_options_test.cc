@@ -29,8 +29,8 @@ struct SnapOptions {
   std::int64_t protect = 0;
 
   std::string spec() const {
-    return fmt::format("snapkv:budget={},window={},kernel={},prompt={},every={},agg={},chunk={},value={},protect={}", budget,
-                       window, kernel, blocks ? "blocks" : "whole", every, maximum ? "max" : "mean", chunk,
+    return fmt::format("snapkv:budget={},window={},kernel={},prompt={},every={},agg={},chunk={},value={},protect={}",
+                       budget, window, kernel, blocks ? "blocks" : "whole", every, maximum ? "max" : "mean", chunk,
                        projected ? "wo" : "off", protect);
   }
 };
@@ -154,8 +154,8 @@ TEST(WindowOptions, KeepWhatTheirDefinitionsKeep) {
        {SnapOptions{.blocks = true}, SnapOptions{.every = 8}, SnapOptions{.blocks = true, .every = 5},
         SnapOptions{.window = 9, .blocks = true, .every = 4}, SnapOptions{.maximum = true},
         SnapOptions{.window = 3, .kernel = 1, .blocks = true, .every = 16, .maximum = true},
-        SnapOptions{.projected = true}, SnapOptions{.window = 3, .blocks = true, .every = 9, .projected = true}, SnapOptions{.protect = 5},
-        SnapOptions{.projected = true, .protect = 7}})
+        SnapOptions{.projected = true}, SnapOptions{.window = 3, .blocks = true, .every = 9, .projected = true},
+        SnapOptions{.protect = 5}, SnapOptions{.projected = true, .protect = 7}})
     compare_by_rows(c, {.layers = 2, .per_layer = 2, .heads = 3});
 }
 
