@@ -163,7 +163,7 @@ bool PromptWindowPolicy::prunes(const PolicyChunk& chunk, int table) const {
   return ends_window({chunk, table, chunk.rows - 1}) && held > options_.budget.at(chunk.end());
 }
 
-// Nothing is dropped before more tokens came than the budget has; behind that, any table may be due.
+// A table drops tokens only once the text has more of them than the budget; from then on any table may be due.
 bool PromptWindowPolicy::wants_held(const PolicyChunk& chunk, int table) const {
   return options_.projected && ends_window({chunk, table, chunk.rows - 1}) &&
          chunk.end() > options_.budget.at(chunk.end());

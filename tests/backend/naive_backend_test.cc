@@ -229,8 +229,8 @@ RandomModelSpec even_spec() {
   return spec;
 }
 
-// What the output projection makes of values is the naive backend's to rounding; no bit depends on what else is asked
-// for, or on threads.
+// Norms of projected values are the naive backend's to rounding. Their bits depend neither on the other values that are
+// asked for, nor on threads.
 TEST_P(NaiveBackendFamilies, ProjectedNormsAreTheCpus) {
   const TemporaryFile file(make_random_model(GetParam().spec));
   EngineOptions alone = kOptions;

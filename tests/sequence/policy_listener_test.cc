@@ -113,6 +113,9 @@ class Spy final : public RetentionPolicy, public ReadsKv, public ReadsHeldKv, pu
         for (int j = 0; j <= i; ++j) out.push_back(queries.product(head, i, j));
     EXPECT_EQ(queries.product(0, 0, 1), queries.product(0, 1, 0));
     EXPECT_EQ(queries.products.empty(), queries.rows == 1);
+    if (queries.products.empty()) return;
+    EXPECT_EQ(queries.product(0, 0, 1), queries.products[1]);
+    EXPECT_EQ(queries.product(queries.heads - 1, queries.head_dim - 1, queries.head_dim - 1), queries.products.back());
   }
 
  private:

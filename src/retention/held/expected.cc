@@ -56,7 +56,7 @@ class ExpectedPolicy final : public SummedQueriesPolicy {
     });
   }
 
-  // What is never dropped counts in the half of the budget that goes by weights.
+  // Tokens that are never dropped count in the half of the budget that goes by weights.
   void weigh_by_projected_values(HeldKv& kv, std::span<double> scores, std::int64_t excess) const {
     std::vector<double> norms(scores.size());
     kv.projected_norms(norms);
