@@ -85,10 +85,8 @@ class H2oPolicy final : public ScoredPolicy, public ReadsHeldKv {
     const auto first = static_cast<std::size_t>(rule.sinks);
     const auto ranked = static_cast<std::size_t>(list.size() - rule.sinks - rule.recent);
     std::vector<double> scores(list.values().begin(), list.values().begin() + list.size());
-    // Tokens that are never dropped count in the half of the budget that goes by scores.
-    const std::int64_t half = (list.size() - excess) / 2 - rule.sinks - rule.recent;
     weigh_by_projection(std::span(scores).subspan(first, ranked), list.values(kNorm).subspan(first, ranked),
-                        std::max<std::int64_t>(half, 0));
+                        certain_by_score(list.size() - excess, rule.sinks + rule.recent));
     rule.drop_excess(list, step.seen(), scores);
   }
 

@@ -4,6 +4,7 @@
 // Thread-safety: a pure function.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -15,6 +16,12 @@ namespace kvasir {
 // norm. Ties: of equal scores the larger index is higher. A NaN score counts as the largest. REQUIRES: a norm for each
 // score.
 void weigh_by_projection(std::span<double> scores, std::span<const double> norms, std::int64_t certain);
+
+// Returns how many of the tokens that may be dropped stay by score alone, if `kept` tokens stay, `always` of them in
+// any case: half of all that stay, those that always do included.
+inline std::int64_t certain_by_score(std::int64_t kept, std::int64_t always) {
+  return std::max<std::int64_t>(kept / 2 - always, 0);
+}
 
 // Reads kValueOption. Errors: kInvalidArgument.
 Result<bool> projects_values(const PolicyOptions& given);

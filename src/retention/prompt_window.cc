@@ -181,13 +181,12 @@ void PromptWindowPolicy::keep_highest(int table, std::int64_t count) {
   if (count >= earlier) return;
   std::vector<double> scores = this->scores(table);
   if (options_.projected) {
-    // The window and what is protected count in the half of what stays that goes by scores.
-    const std::int64_t half = (count + options_.window) / 2 - options_.window;
     const auto first = static_cast<std::size_t>(std::min(options_.protect, earlier));
     const std::span<double> ranked = std::span(scores).subspan(first);
     const std::int64_t places = std::max<std::int64_t>(count - options_.protect, 0);
+    const std::int64_t half = certain_by_score(count + options_.window, options_.window + options_.protect);
     weigh_by_projection(ranked, norms(table).subspan(first, ranked.size()),
-                        std::clamp<std::int64_t>(std::max(half, floor_) - options_.protect, 0, places));
+                        std::min(std::max(half, floor_ - options_.protect), places));
   }
   list(table).drop_lowest(earlier - count, options_.protect, earlier, scores);
 }

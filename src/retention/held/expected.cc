@@ -56,7 +56,6 @@ class ExpectedPolicy final : public SummedQueriesPolicy {
     });
   }
 
-  // Tokens that are never dropped count in the half of the budget that goes by weights.
   void weigh_by_projected_values(HeldKv& kv, std::span<double> scores, std::int64_t excess) const {
     std::vector<double> norms(scores.size());
     kv.projected_norms(norms);
@@ -65,9 +64,8 @@ class ExpectedPolicy final : public SummedQueriesPolicy {
     if (ranked <= 0) return;
     const std::span<double> among = scores.subspan(first, static_cast<std::size_t>(ranked));
     for (double& score : among) score += options_.epsilon;
-    const std::int64_t half = (std::ssize(scores) - excess) / 2 - rule().sinks - rule().recent;
     weigh_by_projection(among, std::span(norms).subspan(first, among.size()),
-                        std::clamp<std::int64_t>(half, 0, ranked));
+                        certain_by_score(std::ssize(scores) - excess, rule().sinks + rule().recent));
   }
 
   std::uint64_t held_scratch_bytes(const TableLayout& layout, std::int64_t tokens) const override {
