@@ -4,7 +4,8 @@
   python3 bench/claims --books FOLDER --out RESULTS [--kvasir PROGRAM] [--model MODEL] [--only NAME ...] [--table FILE.md]
 
 FOLDER has .txt files: each is a text, and results are paired by text. --mmlu names the folder of MMLU's `test` and `dev`; claims that
-need it are left out without it. Runs that are in RESULTS with the same arguments and inputs are not run again. --list prints the
+need it are left out without it. Runs that are in RESULTS with the same arguments and inputs, of the same build of Kvasir and with
+the same threads, are not run again; --any-build takes those of other builds and threads too, and names them. --list prints the
 claims; --missing leaves out what has not been run instead of running it. --update FILE.md replaces the rows of a table by those that
 have been run, adds those that it lacks, and leaves the others as they are.
 """
@@ -22,7 +23,7 @@ import synckv
 from claim import Results
 
 CLAIMS = [claim for part in (lazy_pruning, cascade, article, lethe, synckv) for claim in part.CLAIMS]
-WORDS = {"agrees": "agrees", "disagrees": "**disagrees**", "open": "no verdict"}
+WORDS = {"agrees": "agrees", "disagrees": "**disagrees**", "mixed": "mixed", "open": "no verdict"}
 
 
 def outputs(results, claim, run):
@@ -71,6 +72,7 @@ def main():
     parser.add_argument("--update")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--missing", action="store_true")
+    parser.add_argument("--any-build", action="store_true")
     options = parser.parse_args()
     known = {claim.name for claim in CLAIMS} | {claim.source for claim in CLAIMS}
     if unknown := sorted(set(options.only) - known):
@@ -88,7 +90,7 @@ def main():
               "bin": str(pathlib.Path(options.kvasir).parent), "bench": str(here / "bench")}
     claims = [claim for claim in claims if all(values[need] for need in claim.needs)]
     lines, source, named = [], None, {}
-    for claim, line in rows(Results(options.out, options.kvasir, values), claims, not options.missing):
+    for claim, line in rows(Results(options.out, options.kvasir, values, options.any_build), claims, not options.missing):
         print(line, flush=True)
         if claim.source != source:
             source = claim.source

@@ -2,6 +2,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 import pathlib
 import shlex
 import subprocess
@@ -16,7 +17,7 @@ class Claim:
     `runs` maps a name to the arguments of `kvasir` (a list), or of another program (a list whose first element is a path
     with a slash). `{model}`, `{mini}` and `{books}` are replaced. It may be a function that makes the map from those values.
     `needs` names optional inputs without which the claim is left out. `ours` and `verdict` get the outputs by name: a parsed
-    object where the program printed JSON, else text. `verdict` returns "agrees", "disagrees" or "open". `reason` is a text, or
+    object where the program printed JSON, else text. `verdict` returns "agrees", "disagrees", "mixed" or "open". `reason` is a text, or
     a function of the outputs where it has figures.
     """
     name: str
@@ -46,14 +47,26 @@ def digest(path):
     return hasher.hexdigest()[:16]
 
 
-class Results:
-    """Outputs of runs, each in a file of its own: a run that is there, with the same arguments and inputs, is not run again."""
+def processor():
+    """Returns the processor's name; empty where the system does not say."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
 
-    def __init__(self, folder, kvasir, values):
+
+class Results:
+    """Outputs of runs, each in a file of its own: a run that is there, with the same arguments, inputs, build and threads, is not run
+    again. any_build: the build and the threads may be others."""
+
+    def __init__(self, folder, kvasir, values, any_build=False):
         self.folder = pathlib.Path(folder)
         self.kvasir = kvasir
         self.values = values
+        self.any_build = any_build
         self.digests = {}
+        self.told = set()  # runs of another build
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def argv(self, args):
@@ -71,8 +84,14 @@ class Results:
             stored = json.loads(self.path(name).read_text())
         except (OSError, ValueError):
             return None
-        same = stored["args"] == list(map(str, args)) and stored.get("inputs") == self.inputs(args)
-        return stored if same else None
+        if stored["args"] != list(map(str, args)) or stored.get("inputs") != self.inputs(args):
+            return None
+        if stored.get("program") == self.program(args):
+            return stored
+        if self.any_build and name not in self.told:
+            self.told.add(name)
+            print(f"{name}: of another build or other threads: {stored.get('program')}", file=sys.stderr)
+        return stored if self.any_build else None
 
     def stored(self, name, args):
         """Returns what a run printed; None where it is missing."""
@@ -87,6 +106,16 @@ class Results:
                 self.digests[name] = digest(self.values[name])
         return {name: self.digests[name] for name in used}
 
+    def program(self, args):
+        """Returns what made an output besides its arguments and inputs: digests of `kvasir` and of the program that was run, kernels,
+        threads and processor."""
+        run = pathlib.Path(self.argv(args)[0])
+        for file in {run, pathlib.Path(self.kvasir)}:
+            if file not in self.digests:
+                self.digests[file] = digest(file)
+        return {"kvasir": self.digests[pathlib.Path(self.kvasir)], "run": self.digests[run], "threads": os.environ.get("KVASIR_THREADS", ""),
+                "isa": os.environ.get("KVASIR_ISA", ""), "processor": processor()}
+
     def run(self, name, args):
         stored = self.find(name, args)
         if stored is None:
@@ -95,7 +124,7 @@ class Results:
             done = subprocess.run(self.argv(args), capture_output=True, text=True)
             if done.returncode != 0:
                 raise RuntimeError(f"{name}: exit code {done.returncode}: {done.stderr.strip()[-400:]}")
-            stored = {"args": list(map(str, args)), "inputs": self.inputs(args), "seconds": round(time.monotonic() - begun, 1), "output": done.stdout}
+            stored = {"args": list(map(str, args)), "inputs": self.inputs(args), "program": self.program(args), "seconds": round(time.monotonic() - begun, 1), "output": done.stdout}
             partial = self.path(name).with_suffix(".part")
             partial.write_text(json.dumps(stored, indent=1))
             partial.rename(self.path(name))

@@ -89,6 +89,12 @@ def signed(output, a, b, key="nll"):
 
 
 def all_of(*verdicts):
+    """Returns the verdict on a claim of several parts, which agrees where all parts do."""
     if "disagrees" in verdicts:
         return "disagrees"
     return "open" if "open" in verdicts else "agrees"
+
+
+def each_of(*verdicts):
+    """Returns the verdict on a claim that was measured on several models, or under several settings: "mixed" unless they say the same."""
+    return verdicts[0] if len(set(verdicts)) == 1 else "mixed"

@@ -64,6 +64,15 @@ std::int64_t count_of(const Json& usage, const char* field) {
              : -1;
 }
 
+// Whether an answer is that of a gateway whose server did not answer.
+bool is_of_gateway(long code) {
+  return code == 502 || code == 504;
+}
+
+bool is_busy(long code) {
+  return code == 429 || code == 503 || is_of_gateway(code);
+}
+
 class EndpointSubject : public Subject {
  public:
   EndpointSubject(EndpointOptions options, std::unique_ptr<HttpPost> http)
@@ -92,7 +101,7 @@ class EndpointSubject : public Subject {
       running_.erase(found);
       if (stopped || !failure.ok()) return;
       reached_ = reached_ || answer.status.ok();
-      const bool busy = !answer.status.ok() || answer.code == 429 || answer.code == 503;
+      const bool busy = !answer.status.ok() || is_busy(answer.code);
       // A server that hangs would hang again.
       if (busy && reached_ && !answer.timed_out && ++call.tries < kTries) {
         call.not_before = Clock::now() + pause_before(call.tries, answer.retry_after);
@@ -101,11 +110,13 @@ class EndpointSubject : public Subject {
       }
       // No answer is better than one that a server which has ended did not give.
       if (busy) {
-        failure = !answer.status.ok() ? answer.status
-                                      : make_status(StatusCode::kIo,
-                                                    "{} is too busy (HTTP {}), at the last of {} tries too; ask fewer "
-                                                    "questions at a time with --parallel, or later",
-                                                    shown_url(options_.url), answer.code, kTries);
+        failure = !answer.status.ok()
+                      ? answer.status
+                      : make_status(StatusCode::kIo,
+                                    "{} {} (HTTP {}), at the last of {} tries too; ask fewer "
+                                    "questions at a time with --parallel, or later",
+                                    shown_url(options_.url),
+                                    is_of_gateway(answer.code) ? "is not reached" : "is too busy", answer.code, kTries);
         return;
       }
       OpenQuestion& question = open_[call.item][call.question];
@@ -264,6 +275,16 @@ class EndpointSubject : public Subject {
     return -1;
   }
 
+  // Returns how many tokens a text of its own has, of the `prompt` that the server counts, by what they spell: -1 where
+  // they do not spell it.
+  static std::int64_t tokens_of_text(const Json& tokens, std::int64_t prompt, const std::string& text) {
+    const auto spells = [&](std::int64_t first, std::int64_t end) {
+      return end <= std::ssize(tokens) && (spell(tokens, first, end, text) || spell(tokens, first, end, " " + text));
+    };
+    if (spells(0, prompt) || spells(1, prompt)) return prompt;
+    return prompt > 1 && spells(0, prompt - 1) ? prompt - 1 : -1;
+  }
+
   // Returns the part of a prompt that is scored: a choice, with the white space before it.
   std::string scored_text(const Call& call) const {
     const Question& asked = items_[call.item]->questions[call.question];
@@ -281,8 +302,11 @@ class EndpointSubject : public Subject {
     const Json& values = reported.at("token_logprobs");
     const std::int64_t prompt = count_of(usage, "prompt_tokens");
     if (prompt < 1) return unsupported("the server does not say how many tokens a prompt has (usage.prompt_tokens)");
-    std::int64_t first = 1, count = std::min<std::int64_t>(prompt, std::ssize(values)) - 1;
-    if (ask_->request == TaskRequest::kChoices) {
+    std::int64_t first = 1, count = 0;
+    if (ask_->request == TaskRequest::kRolling) {
+      count = tokens_of_text(reported.at("tokens"), prompt, items_[call.item]->questions[call.question].prompt) - 1;
+      if (count < 0) return unsupported("the tokens that the server reports of the prompt do not spell the text");
+    } else {
       count = prompt - call.prompt_tokens;
       first = count < 1 ? -1 : first_scored(reported.at("tokens"), call.prompt_tokens, count, scored_text(call));
       if (first < 1) return unsupported("the tokens that the server reports of the prompt do not spell the choice");

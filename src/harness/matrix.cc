@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -94,11 +95,23 @@ Result<Matrix> parse_matrix(std::string_view text, const std::string& folder) {
   KVASIR_ASSIGN_OR_RETURN(matrix.reading, reading_from_name(reading));
   const Json* tasks = fields.find("tasks");
   KVASIR_RETURN_IF_ERROR(fields.refuse_others());
+  const auto varies_with_budget = [](const std::string& policy) { return policy.find(kBudget) != std::string::npos; };
+  if (!budgets.empty() && std::ranges::none_of(policies, varies_with_budget))
+    return invalid_argument("'budgets' changes nothing: no policy has '{}'", kBudget);
   for (const std::string& policy : policies) {
-    const bool varies = policy.find(kBudget) != std::string::npos;
+    const bool varies = varies_with_budget(policy);
     if (varies && budgets.empty()) return invalid_argument("'{}' needs 'budgets'", policy.substr(0, 100));
     for (const std::int64_t budget : varies ? budgets : std::vector<std::int64_t>{0})
-      for (const std::string& codec : codecs) matrix.settings.push_back({with_budget(policy, budget), codec});
+      for (const std::string& codec : codecs) {
+        CacheSetting setting{with_budget(policy, budget), codec};
+        const bool twice = std::ranges::any_of(matrix.settings, [&](const CacheSetting& other) {
+          return other.policy == setting.policy && other.codec == setting.codec;
+        });
+        if (twice)
+          return invalid_argument("the grid has '{}' with {} twice", setting.policy.substr(0, 100),
+                                  setting.codec.substr(0, 100));
+        matrix.settings.push_back(std::move(setting));
+      }
   }
   if (tasks == nullptr || !tasks->is_array() || tasks->empty()) return JsonFields::wrong("tasks", "a list of objects");
   for (const Json& each : *tasks) {

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/core.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -69,9 +70,8 @@ std::int64_t count_words(std::string_view text) {
 
 Mean mean_of(const std::vector<double>& values, const std::vector<std::size_t>& clusters) {
   KVASIR_CHECK(values.size() == clusters.size());
-  Mean mean;
-  mean.count = std::ssize(values);
-  if (values.empty()) return mean;
+  if (values.empty()) return {.error = kUnknown};
+  Mean mean{.count = std::ssize(values)};
   const auto n = static_cast<double>(values.size());
   double sum = 0;
   for (const double value : values) sum += value;
@@ -172,6 +172,7 @@ QuestionResult score_answer(const EvalTask& task, const TaskItem& item, std::siz
     if (!std::isfinite(score.log_likelihood) && result.answer.status.ok())
       result.answer.status = data_loss("a log-likelihood is not finite");
   const bool answered = result.answer.status.ok();
+  if (!answered) result.answer.scores.clear();  // JSON has no NaN
   result.error = answered ? "" : result.answer.status.message();
   result.chance = asked.chance;
   const std::vector<TextScore>& scores = result.answer.scores;
@@ -335,6 +336,9 @@ Result<ResultLog> ResultLog::open(const std::string& path, const Json& header) {
   log.path_ = path;
   log.descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   if (log.descriptor_ < 0) return errno_status("open", path);
+  // File systems without locks give other errors.
+  if (::flock(log.descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    return invalid_argument("another run is writing '{}': wait until it ends, or name another folder", path);
   KVASIR_ASSIGN_OR_RETURN(const std::string text, read_file(path, std::size_t{4} << 30));
   const std::string first = dump_line(header);
   const std::size_t whole = text.rfind('\n') == std::string::npos ? 0 : text.rfind('\n') + 1;

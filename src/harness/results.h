@@ -67,7 +67,7 @@ struct TaskSummary {
 //   error^2 = G / (G - 1) * sum over clusters (sum over the cluster's values (s - m))^2 / n^2
 // That is the clustered standard error of Miller, "Adding Error Bars to Evals" (2024, arXiv:2411.00640), section 2.2,
 // with the factor for few clusters of Cameron and Miller, "A Practitioner's Guide to Cluster-Robust Inference" (2015).
-// With one value a cluster it is sd / sqrt(n), with n - 1 in the variance; with one cluster it is unknown.
+// With one value a cluster it is sd / sqrt(n), with n - 1 in the variance; with one cluster, or none, it is unknown.
 // REQUIRES: as many clusters as values.
 Mean mean_of(const std::vector<double>& values, const std::vector<std::size_t>& clusters);
 // Takes each value as a cluster of its own.
@@ -75,7 +75,7 @@ Mean mean_of(const std::vector<double>& values);
 
 // Returns the mean of the differences between two runs' scores on the same questions, and its standard error, clustered
 // as above: smaller than that of either run where both find the same questions hard. Questions that one of the runs
-// lacks are left out.
+// lacks are left out; where none is left, the count is 0.
 Mean paired_difference(const std::vector<QuestionResult>& run, const std::vector<QuestionResult>& reference,
                        const std::string& metric);
 
@@ -102,7 +102,8 @@ nlohmann::ordered_json run_key(nlohmann::ordered_json header);
 class ResultLog {
  public:
   // Opens or creates the file. Its first line is `header`; a file with another one belongs to another run. A last line
-  // that was not written whole is removed. Errors: kInvalidArgument for a file of another run; kIo.
+  // that was not written whole is removed. The file is locked: one log at a time has it. Errors: kInvalidArgument for a
+  // file of another run, or one that another log has; kIo.
   static Result<ResultLog> open(const std::string& path, const nlohmann::ordered_json& header);
   ResultLog(ResultLog&& other) noexcept;
   ResultLog& operator=(ResultLog&& other) noexcept;

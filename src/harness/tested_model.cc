@@ -1,9 +1,12 @@
 #include "harness/tested_model.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <utility>
 
+#include "base/mapped_file.h"
 #include "base/status.h"
 #include "base/system_memory.h"
 #include "base/thread_pool.h"
@@ -88,11 +91,20 @@ class GgufModel : public TestedModel {
 
 }  // namespace
 
+std::string build_digest() {
+  static const std::string digest = [] {
+    const Result<MappedFile> file = MappedFile::open("/proc/self/exe");
+    return file.ok() ? fmt::format("{:016x}", hash64(file->bytes())) : std::string();
+  }();
+  return digest;
+}
+
 nlohmann::ordered_json model_identity(const std::string& path, const Hash128& fingerprint, std::string_view isa,
                                       int threads) {
   return {{"model", std::filesystem::path(path).filename().string()},
           {"fingerprint", fingerprint.hex()},
           {"version", kVersion},
+          {"build", build_digest()},
           {"isa", isa},
           {"threads", threads}};
 }

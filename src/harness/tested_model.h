@@ -25,8 +25,11 @@ struct CacheSetting {
   std::string codec;   // EngineOptions::kv_type
 };
 
-// Returns what results name of a model in any evaluation: its file's name and fingerprint, the program's version,
-// kernels and threads.
+// Returns a digest of the program's own file, which tells builds apart; empty where it cannot be read. Thread-safe.
+std::string build_digest();
+
+// Returns what results name of a model in any evaluation: its file's name and fingerprint, the program's version and
+// build, kernels and threads.
 nlohmann::ordered_json model_identity(const std::string& path, const Hash128& fingerprint, std::string_view isa,
                                       int threads);
 

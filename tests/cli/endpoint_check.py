@@ -20,6 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 TASK = {"request": "choices", "prompt": "{{ q }} ", "choices": "c", "answer": "{{ a }}"}
 ITEM = {"q": "one two", "c": ["three", "fo ur", "é"], "a": 1}
+ROLLING = {"request": "rolling", "prompt": "{{ q }}"}
 WORDS = {"prompt": "{{ q }}", "references": "r", "metrics": ["exact_match"], "max_tokens": 3}
 ANSWERED = {"q": "what", "r": "forty two"}
 
@@ -110,9 +111,11 @@ def check_servers_that_do_not_answer(kvasir, folder):
 
 
 def check_a_server_that_stays_busy(kvasir, folder):
-    ran, _, bodies = ask(kvasir, folder, WORDS, ANSWERED, lambda *_: (503, b""))
-    assert ran.returncode == 1 and len(bodies) == 6 and not ran.stdout, (ran, bodies)
-    assert "is too busy (HTTP 503), at the last of 6 tries too; ask fewer" in ran.stderr and ran.stderr.count("\n") == 1, ran.stderr
+    for code, words in ((503, "is too busy"), (504, "is not reached")):
+        (folder / words).mkdir()
+        ran, _, bodies = ask(kvasir, folder / words, WORDS, ANSWERED, lambda *_: (code, b""))
+        assert ran.returncode == 1 and len(bodies) == 6 and not ran.stdout, (ran, bodies)
+        assert f"{words} (HTTP {code}), at the last of 6 tries too; ask fewer" in ran.stderr and ran.stderr.count("\n") == 1, ran.stderr
 
 
 def main():
@@ -164,6 +167,14 @@ def main():
                 answer.pop(field, None) or answer["choices"][0].pop(field, None)
                 return 200, answer
             return change
+
+        # Of a whole text, each token behind the first of those that the text has; never the one that is generated.
+        for change in (None, counts_bos):
+            ran, question, _ = ask(kvasir, folder, ROLLING, {"q": "one two three"}, change)
+            assert ran.returncode == 0, ran.stderr
+            assert [(round(text["log_likelihood"], 6), text["tokens"]) for text in question["texts"]] == [(-1.0, 2)], question
+        ran, question, _ = ask(kvasir, folder, ROLLING, {"q": "one two three"}, reports_bos)
+        assert [(round(text["log_likelihood"], 6), text["tokens"]) for text in question["texts"]] == [(-2.0, 3)], question
 
         def nulls(body, answer, number):
             if "logprobs" in answer["choices"][0]:

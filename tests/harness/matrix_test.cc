@@ -59,6 +59,11 @@ TEST(HarnessMatrix, WrongGridsNameWhatIsWrong) {
   has(refusal(R"({"budgets": [-5], "tasks": [{"task": "x"}]})"), "'budgets'");
   has(refusal(R"({"budgets": [1e300], "tasks": [{"task": "x"}]})"), "'budgets'");
   has(refusal(R"({"policies": [], "tasks": [{"task": "x"}]})"), "0 cells");
+  has(refusal(R"({"budgets": [64], "tasks": [{"task": "x"}]})"), "'budgets' changes nothing");
+  has(refusal(R"({"policies": ["full", "full"], "tasks": [{"task": "x"}]})"), "'full' with f16 twice");
+  has(refusal(
+          R"({"policies": ["tova:budget=64", "tova:budget={budget}"], "budgets": [32, 64], "tasks": [{"task": "x"}]})"),
+      "'tova:budget=64' with f16 twice");
   has(refusal(R"({"reading": "backwards", "tasks": [{"task": "x"}]})"), "backwards");
 }
 

@@ -110,6 +110,7 @@ TEST(HarnessResults, MeansAndErrors) {
   EXPECT_EQ(mean.count, 5);
   EXPECT_TRUE(std::isnan(mean_of({7}).error)) << "one value says nothing of the spread";
   EXPECT_EQ(mean_of({}).count, 0);
+  EXPECT_TRUE(std::isnan(mean_of({}).error));
 }
 
 // The sum over all pairs of a cluster, as Miller writes it, and the factor for few clusters.
@@ -289,6 +290,29 @@ TEST_F(HarnessLog, GoesOnBehindALineThatWasNotWrittenWhole) {
   EXPECT_EQ(log->found().front().scores.at("m"), 0.1);
   ASSERT_TRUE(log->add(with_score(1, 1.0 / 3)).ok());
   EXPECT_EQ(content(), whole);
+}
+
+// A run that meets a NaN can go on later: the question is asked again.
+TEST_F(HarnessLog, HoldsAnAnswerThatIsNotFinite) {
+  const EvalTask task = choices_task();
+  const TaskItem item = item_of(task, R"({"q": "x", "c": ["a", "b"], "a": "A"})");
+  {
+    auto log = ResultLog::open(path_, {{"task", "x"}});
+    ASSERT_TRUE(log.ok());
+    ASSERT_TRUE(log->add(score_answer(task, item, 0, 0, scored({-1, std::nan("")}))).ok());
+  }
+  const auto log = ResultLog::open(path_, {{"task", "x"}});
+  ASSERT_TRUE(log.ok()) << log.status().message();
+  ASSERT_EQ(log->found().size(), 1U);
+  EXPECT_EQ(log->found().front().error, "a log-likelihood is not finite");
+}
+
+TEST_F(HarnessLog, OneRunAtATimeWritesIt) {
+  const auto first = ResultLog::open(path_, {{"task", "x"}});
+  ASSERT_TRUE(first.ok());
+  const auto second = ResultLog::open(path_, {{"task", "x"}});
+  EXPECT_EQ(second.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(second.status().message().find("another run is writing"), std::string::npos) << second.status().message();
 }
 
 TEST_F(HarnessLog, OfAnotherRunIsRefused) {

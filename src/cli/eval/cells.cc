@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <set>
 #include <utility>
 
 #include "base/counted.h"
@@ -161,16 +162,17 @@ class Runs : public CellRuns {
       stem = fmt::format("{}/{}", plan_.out, file_name_of(asked.name + "," + name, key));
       KVASIR_ASSIGN_OR_RETURN(log, ResultLog::open(stem + ".jsonl", key));
     }
+    const std::string path = stem + ".json";
+    const std::size_t found = log ? answered(*log) : 0;
     TaskRun run{
         .task = &asked, .items = data_[task].items, .ask = plan_.ask, .log = log ? &*log : nullptr, .progress = {}};
     run.ask.policy = cache.policy;
     run.ask.codec = cache.codec;
     {
       ProgressBar bar(printable(asked.name + ", " + name, 48));
-      const std::size_t before = log ? log->found().size() : 0;
-      bar.start_at(before);
+      bar.start_at(found);
       run.progress = [&](std::size_t done, std::size_t total) {
-        if (done > before) bar.update(done, total, "questions");  // nothing is known of the time left before
+        if (done > found) bar.update(done, total, "questions");  // nothing is known of the time left before
         return !interrupted();
       };
       run.partial = &cell.questions;
@@ -184,9 +186,11 @@ class Runs : public CellRuns {
     if (data_[task].left_out > 0) cell.json["items_left_out"] = data_[task].left_out;
     if (!asked.generator.empty()) cell.json["seed"] = plan_.tasks[task].data.seed;
     cell.json["command"] = plan_.command;
+    if (found > 0) cell.json["answers_of_earlier_runs"] = found;
+    if (found == cell.of_items) keep_origin(path, &cell.json);
     cell.json["summary"] = to_json(cell.summary);
     if (!cell.ended.ok()) cell.json["unasked"] = cell.of_items - cell.questions.size();
-    if (!stem.empty() && cell.ended.ok()) KVASIR_RETURN_IF_ERROR(write_cell(cell.json, stem + ".json"));
+    if (!stem.empty() && cell.ended.ok()) KVASIR_RETURN_IF_ERROR(write_cell(cell.json, path));
     return cell;
   }
 
@@ -206,6 +210,25 @@ class Runs : public CellRuns {
         longest = std::max(longest, tokens);
       }
     return std::min(longest, std::max<std::int64_t>(room, 2));
+  }
+
+  // Returns how many questions have an answer.
+  static std::size_t answered(const ResultLog& log) {
+    std::set<std::pair<std::size_t, std::size_t>> places;
+    for (const QuestionResult& result : log.found())
+      if (result.error.empty()) places.emplace(result.item, result.question);
+    return places.size();
+  }
+
+  // Gives a cell of which this run asked nothing the command and threads of the run that did.
+  static void keep_origin(const std::string& path, Json* json) {
+    const Result<std::string> text = read_text(path);
+    if (!text.ok()) return;
+    const ParsedOrderedJson stored = parse_ordered_json(*text, {.levels = 16});
+    if (stored.end != ParsedOrderedJson::End::kDone || !stored.value.is_object()) return;
+    json->erase("answers_of_earlier_runs");
+    for (const char* field : {"subject", "command", "answers_of_earlier_runs"})
+      if (stored.value.contains(field)) (*json)[field] = stored.value[field];
   }
 
   // What was asked of whom; see run_key().
@@ -283,6 +306,21 @@ std::vector<std::string> remarks_on_items(const Cell& cell) {
   return remarks;
 }
 
+std::vector<std::string> remarks_on_answers(const Cell& cell) {
+  std::vector<std::string> remarks;
+  const TaskSummary& summary = cell.summary;
+  if (std::string remark = chance_remark(cell); !remark.empty()) remarks.push_back(std::move(remark));
+  if (summary.failed > 0) {
+    const auto first = std::ranges::find_if(cell.questions, [](const QuestionResult& r) { return !r.error.empty(); });
+    remarks.push_back(fmt::format("{} of {} without an answer, which counts as wrong; the first: {}", summary.failed,
+                                  counted(summary.questions, "question"), printable(first->error, 300)));
+  }
+  if (summary.shortened.value_or(0) > 0)
+    remarks.push_back(
+        fmt::format("{} of {} shortened to fit the context", *summary.shortened, counted(summary.questions, "prompt")));
+  return remarks;
+}
+
 std::string rows_of(const Cell& cell, bool header) {
   const auto error_of = [](const Mean& mean) {
     return std::isnan(mean.error) ? "-" : fmt::format("{:.4f}", mean.error);
@@ -299,19 +337,11 @@ std::string rows_of(const Cell& cell, bool header) {
                        printable(codec, 20), metric, mean.mean, error_of(mean), mean.count,
                        summary.kept_mean ? fmt::format("{:.0f}", *summary.kept_mean) : "-",
                        summary.kv_bytes_mean ? human_bytes(static_cast<std::uint64_t>(*summary.kv_bytes_mean)) : "-");
-  if (const std::string remark = chance_remark(cell); !remark.empty()) out += fmt::format("  {}\n", remark);
-  if (summary.failed > 0) {
-    const auto first = std::ranges::find_if(cell.questions, [](const QuestionResult& r) { return !r.error.empty(); });
-    out += fmt::format("  {} of {} without an answer, which counts as wrong; the first: {}\n", summary.failed,
-                       counted(summary.questions, "question"), printable(first->error, 300));
-  }
-  for (const std::string& remark : remarks_on_items(cell)) out += fmt::format("  {}\n", remark);
+  for (const auto& remarks : {remarks_on_answers(cell), remarks_on_items(cell)})
+    for (const std::string& remark : remarks) out += fmt::format("  {}\n", remark);
   if (!cell.ended.ok())
     out += fmt::format("  ended early: {} of {}\n", summary.questions,
                        counted(static_cast<std::int64_t>(cell.of_items), "question"));
-  if (summary.shortened.value_or(0) > 0)
-    out += fmt::format("  {} of {} shortened to fit the context\n", *summary.shortened,
-                       counted(summary.questions, "prompt"));
   return out;
 }
 

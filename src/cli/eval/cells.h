@@ -89,6 +89,9 @@ std::string chance_remark(const Cell& cell);
 // Returns lines about which items were asked and how, which hold for all cells of a task.
 std::vector<std::string> remarks_on_items(const Cell& cell);
 
+// Returns lines about the answers of a cell: chance_remark(), questions without an answer, and shortened prompts.
+std::vector<std::string> remarks_on_answers(const Cell& cell);
+
 // Returns the rows of a table, one for each metric, and remarks about the cell. `header`: begins with the columns'
 // names.
 std::string rows_of(const Cell& cell, bool header);

@@ -52,7 +52,8 @@ report::Table table_of(const std::vector<Cell>& cells, const std::string& metric
     const Mean difference = paired_difference(cell.questions, cells.front().questions, metric);
     table.rows.push_back({cell.setting.policy, cell.setting.codec, fmt::format("{:.4f}", found->second.mean),
                           std::isnan(found->second.error) ? "-" : fmt::format("{:.4f}", found->second.error),
-                          fmt::format("{}", found->second.count), fmt::format("{:.4f}", difference.mean),
+                          fmt::format("{}", found->second.count),
+                          difference.count > 0 ? fmt::format("{:.4f}", difference.mean) : "-",
                           std::isnan(difference.error) ? "-" : fmt::format("{:.4f}", difference.error),
                           cell.summary.kept_mean ? fmt::format("{:.0f}", *cell.summary.kept_mean) : "-",
                           cell.summary.kv_bytes_mean ? fmt::format("{:.2f}", kv_mebibytes(cell.summary)) : "-",
@@ -97,8 +98,10 @@ report::Table frontier_of(const std::vector<Cell>& cells, const std::string& met
 report::Table origins_of(const std::vector<Cell>& cells) {
   report::Table table;
   table.title = "how each row was made";
-  table.note = "The fingerprint is of the model's file. Answers are greedy: a seed draws generated items alone.";
-  table.header = {"policy", "codec", "model", "fingerprint", "version", "seed", "command"};
+  table.note =
+      "The fingerprint is of the model's header and of both ends of each of its tensors, the build of the "
+      "program's file. Answers are greedy: a seed draws generated items alone.";
+  table.header = {"policy", "codec", "model", "fingerprint", "version", "build", "seed", "command"};
   table.align = std::vector(table.header.size(), report::Align::kLeft);
   const auto text = [](const Json& json, const char* field) {
     return json.contains(field) && json[field].is_string() ? json[field].get<std::string>() : "-";
@@ -106,8 +109,8 @@ report::Table origins_of(const std::vector<Cell>& cells) {
   for (const Cell& cell : cells) {
     const Json& subject = cell.json.at("subject");
     table.rows.push_back({cell.setting.policy, cell.setting.codec, text(subject, "model"), text(subject, "fingerprint"),
-                          text(subject, "version"), cell.json.contains("seed") ? dump_line(cell.json["seed"]) : "-",
-                          text(cell.json, "command")});
+                          text(subject, "version"), text(subject, "build"),
+                          cell.json.contains("seed") ? dump_line(cell.json["seed"]) : "-", text(cell.json, "command")});
   }
   return table;
 }
@@ -189,7 +192,7 @@ report::Report cells_report(const std::vector<std::vector<Cell>>& cells) {
                                tokens ? " scored" : "");
     for (const std::string& remark : remarks_on_items(column.front())) section.text += fmt::format("\n\n{}.", remark);
     for (const Cell& cell : column)
-      if (const std::string remark = chance_remark(cell); !remark.empty())
+      for (const std::string& remark : remarks_on_answers(cell))
         section.text += fmt::format("\n\n{}: {}.", setting_name(cell), remark);
   }
   return report;
