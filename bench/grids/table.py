@@ -11,6 +11,7 @@ table. The other tasks have a column each, with their first metric in percent.
 import argparse
 import json
 import math
+import os
 import pathlib
 import re
 import statistics
@@ -18,18 +19,28 @@ import sys
 
 
 def cells_of(folder):
-    """Returns {(task, policy, codec): cell}. Ends the program where there are none, or two for one key: of two grids or models."""
-    cells = {}
+    """Returns {(task, policy, codec): cell}. A task is its name and, where there are several of that name, what it was made of. Ends the
+    program where there are no cells, or two for one key: of two builds or models."""
+    found = []
     for path in sorted(pathlib.Path(folder).glob("*.json")):
-        cell = json.loads(path.read_text())
-        if not cell.get("schema", "").startswith("kvasir-eval/"):
+        try:
+            cell = json.loads(path.read_text())
+        except ValueError as error:
+            sys.exit(f"table.py: {path} is no JSON: {error}; remove it, and the grid's command makes it again")
+        if not isinstance(cell, dict) or not cell.get("schema", "").startswith("kvasir-eval/"):
             continue
-        key = cell["task"], cell["policy"], cell["codec"]
-        if key in cells:
-            sys.exit(f"table.py: {folder} has several cells of {', '.join(key)}, of other windows, texts or models; "
-                     "name a folder of one grid")
         if cell["summary"].get("failed"):
             sys.exit(f"table.py: {path} has questions without an answer; they would count as wrong")
+        found.append((path, cell))
+    made = {}
+    for _, cell in found:
+        made.setdefault(cell["task"], set()).add((cell["data"], cell["data_fingerprint"]))
+    cells = {}
+    for path, cell in found:
+        several = len(made[cell["task"]]) > 1
+        key = f"{cell['task']} ({cell['data']})" if several else cell["task"], cell["policy"], cell["codec"]
+        if key in cells:
+            sys.exit(f"table.py: {path} is a second cell of {', '.join(key)}, of another build, model or options; name a folder of one grid")
         cells[key] = cell
     if not cells:
         sys.exit(f"table.py: {folder} has no cells of 'kvasir eval matrix'")
@@ -37,8 +48,11 @@ def cells_of(folder):
 
 
 def budget_of(policy):
-    found = re.search(r"(?:budget|size|cap|max)=(\d+)", policy)
-    return int(found.group(1)) if found else 0
+    """Returns how many tokens a policy keeps by its options; 0 where they do not say."""
+    sizes = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", policy)}
+    if "window" in sizes and policy.startswith("streaming"):
+        return sizes["window"] + sizes.get("sinks", 4)
+    return next((sizes[name] for name in ("budget", "size", "cap", "max") if name in sizes), 0)
 
 
 def chance_of(pair, steps=20000):
@@ -77,36 +91,55 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results")
     parser.add_argument("--against", default="streaming")
-    parser.add_argument("--codecs", default="f16,q8,q4")
+    parser.add_argument("--codecs", help="default: all that are there")
     options = parser.parse_args()
     cells = cells_of(options.results)
-    codecs = options.codecs.split(",")
-    if lacking := sorted(set(codecs) - {codec for _, _, codec in cells}):
-        sys.exit(f"table.py: there are no cells of {', '.join(lacking)}; give --codecs")
+    there = list(dict.fromkeys(codec for _, _, codec in cells))
+    codecs = options.codecs.split(",") if options.codecs else there
+    if lacking := sorted(set(codecs) - set(there)):
+        sys.exit(f"table.py: there are no cells of {', '.join(lacking)}; there are {', '.join(there)}")
     policies = list(dict.fromkeys(policy for _, policy, _ in cells))
-    tasks = [task for task in dict.fromkeys(task for task, _, _ in cells) if task != "perplexity"]
-    for budget in sorted({budget_of(policy) for policy in policies} - {0}):
-        columns = [f"{task} %, {', '.join(codecs)}" for task in tasks]
-        print(f"\n| budget {budget} | kept | KL, {', '.join(codecs)} | less `{options.against}`'s, {codecs[0]} | {' | '.join(columns)} | "
-              f"KV MiB, {', '.join(codecs)} |\n|---|---|---|---|{'---|' * len(tasks)}---|")
-        rows = []
-        for policy in policies:
-            scored = [cells.get(("perplexity", policy, codec)) for codec in codecs]
-            if budget_of(policy) in (0, budget) and None not in scored:
-                rows.append((policy, scored))
-        rows.sort(key=lambda row: row[1][0]["summary"]["metrics"]["kld"]["mean"])
-        other = next((scored[0] for policy, scored in rows if policy.startswith(options.against)), None)
-        less = {policy: paired(scored[0], other) for policy, scored in rows if other is not None and scored[0] is not other}
+    if not any(policy.startswith(options.against) for policy in policies):
+        print(f"table.py: no policy begins with '{options.against}': nothing is compared", file=sys.stderr)
+    names = list(dict.fromkeys(task for task, _, _ in cells))
+    texts = [name for name in names if name.startswith("perplexity")]
+    for budget in sorted({budget_of(policy) for policy in policies} - {0}) or [0]:
+        for text in texts or [None]:
+            print_table(cells, [policy for policy in policies if budget_of(policy) in (0, budget)], budget, text,
+                        [name for name in names if name not in texts], codecs, options.against)
+
+
+def print_table(cells, policies, budget, text, tasks, codecs, against):
+    columns = ["kept", f"KL, {', '.join(codecs)}", f"less `{against}`'s, {codecs[0]}"] if text else []
+    columns += [f"{task} %, {', '.join(codecs)}" for task in tasks] + [f"KV MiB, {', '.join(codecs)}"]
+    print(f"\n| budget {budget} | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
+    rows = []
+    for policy in policies:
+        of_tasks = {name: [cells.get((name, policy, codec)) for codec in codecs] for name in [*([text] if text else []), *tasks]}
+        if text is None or None not in of_tasks[text]:
+            rows.append((policy, of_tasks))
+    less, starred = {}, set()
+    if text:
+        rows.sort(key=lambda row: row[1][text][0]["summary"]["metrics"]["kld"]["mean"])
+        other = next((of_tasks[text][0] for policy, of_tasks in rows if policy.startswith(against)), None)
+        less = {policy: paired(of_tasks[text][0], other) for policy, of_tasks in rows if other is not None and of_tasks[text][0] is not other}
         compared = list(less)
         starred = {compared[index] for index in beyond_chance([chance_of(less[policy]) for policy in compared])}
-        for policy, scored in rows:
-            klds = ", ".join(f"{cell['summary']['metrics']['kld']['mean']:.4f}" for cell in scored)
-            shown = "{:+.4f} ± {:.4f}".format(*less[policy]) + ("*" if policy in starred else "") if policy in less else ""
-            found = [", ".join(f"{100 * next(iter(cell['summary']['metrics'].values()))['mean']:.0f}" if cell else ""
-                               for cell in (cells.get((task, policy, codec)) for codec in codecs)) for task in tasks]
-            held = ", ".join(f"{cell['summary']['kv_bytes_max'] / 2**20:.1f}" for cell in scored)
-            print(f"| `{policy}` | {scored[0]['summary']['kept_mean']:.0f} | {klds} | {shown} | {' | '.join(found)} | {held} |")
+    for policy, of_tasks in rows:
+        shown = []
+        if text:
+            shown = [f"{of_tasks[text][0]['summary']['kept_mean']:.0f}",
+                     ", ".join(f"{cell['summary']['metrics']['kld']['mean']:.4f}" for cell in of_tasks[text]),
+                     "{:+.4f} ± {:.4f}".format(*less[policy]) + ("*" if policy in starred else "") if policy in less else ""]
+        shown += [", ".join(f"{100 * next(iter(cell['summary']['metrics'].values()))['mean']:.0f}" if cell else "-" for cell in of_tasks[task])
+                  for task in tasks]
+        held = next(iter(of_tasks.values()))
+        shown.append(", ".join(f"{cell['summary']['kv_bytes_max'] / 2**20:.1f}" if cell else "-" for cell in held))
+        print(f"| `{policy}` | {' | '.join(shown)} |")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BrokenPipeError:  # who reads it has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

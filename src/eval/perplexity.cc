@@ -17,17 +17,9 @@ namespace kvasir {
 namespace {
 
 // Returns the first scored row of a stream or window.
-std::int64_t first_row(const PerplexityOptions& options) {
-  const std::int64_t first = options.window == 0     ? options.first_scored
-                             : options.whole_windows ? 0
-                                                     : options.window / 2;
-  // The prompt's last row comes before the policy drops anything.
-  return std::max(first, options.prefill);
-}
-
 PositionBins positions_of(std::int64_t tokens, const PerplexityOptions& options) {
   const std::int64_t end = options.window > 0 ? options.window : std::max(tokens, options.bins_over);
-  return {first_row(options) + 1, end, options.bins};
+  return {first_scored_row(options) + 1, end, options.bins};
 }
 
 Result<RecomputeSpec> recompute_spec(const PolicyOptions& given, const PerplexityOptions& options) {
@@ -37,7 +29,7 @@ Result<RecomputeSpec> recompute_spec(const PolicyOptions& given, const Perplexit
   KVASIR_ASSIGN_OR_RETURN(made.stride, given.get_int("stride", 1, kMost));
   if (options.window > 0)
     return invalid_argument("policy 'recompute' reads one stream; omit the windows").about({"window"});
-  made.first_row = first_row(options);
+  made.first_row = first_scored_row(options);
   return made;
 }
 
@@ -270,7 +262,7 @@ class SideBySide {
       }
       track.reader = track.recompute ? make_recompute_reader(model_, track.cache, *track.recompute, parts.front())
                                      : make_cached_reader(model_, track.cache, *track.policy, parts,
-                                                          {track.chunk, options_.prefill, first_row(options_)});
+                                                          {track.chunk, options_.prefill, first_scored_row(options_)});
     }
     const std::int64_t before = done_;
     while (Track* track = least_advanced()) {
@@ -329,11 +321,11 @@ class SideBySide {
   }
 
   void score(const ReadPass& pass, std::span<const TokenId> tokens, PerplexitySums& sums) const {
-    sums.pass_ms.push_back(pass.ms_per_token);
+    if (pass.timed) sums.pass_ms.push_back(pass.ms_per_token);
     const auto vocabulary = static_cast<std::size_t>(model_->config.vocabulary);
     for (int r = 0; r < pass.rows; ++r) {
       const std::int64_t row = pass.first + r;
-      if (row < first_row(options_) || row + 1 >= std::ssize(tokens)) continue;
+      if (row < first_scored_row(options_) || row + 1 >= std::ssize(tokens)) continue;
       const auto logits = pass.logits.subspan(static_cast<std::size_t>(r) * vocabulary, vocabulary);
       ScoredToken token{row + 1, -score_token(logits, tokens[static_cast<std::size_t>(row + 1)]).logprob,
                         pass.kept[static_cast<std::size_t>(r)], pass.dead_share};
@@ -360,6 +352,14 @@ class SideBySide {
 };
 
 }  // namespace
+
+std::int64_t first_scored_row(const PerplexityOptions& options) {
+  const std::int64_t first = options.window == 0     ? options.first_scored
+                             : options.whole_windows ? 0
+                                                     : options.window / 2;
+  // The prompt's last row comes before the policy drops anything.
+  return std::max(first, options.prefill);
+}
 
 Status check_perplexity(std::int64_t tokens, const PerplexityOptions& options) {
   if (options.policies.empty()) return invalid_argument("there is no policy to evaluate").about({"policies"});

@@ -72,7 +72,7 @@ struct PerplexityResult {
   std::int64_t tokens = 0;  // scored
   double nll = 0;           // mean negative log-likelihood, nats per token
   double ppl = 0;           // exp(nll)
-  double ppl_error = 0;     // standard error: ppl * sd(nll) / sqrt(tokens)
+  double ppl_error = 0;     // standard error, which takes tokens as independent: ppl * sd(nll) / sqrt(tokens)
   std::optional<FullComparison> full;
   std::optional<NllDifference> difference;  // left to the caller to set, by nll_difference()
   // Means over the scored tokens, of the forward pass that predicted each:
@@ -87,7 +87,8 @@ struct PerplexityResult {
   // Tokens seen by the last pass of the stream, in the layer and KV head with the fewest; with windows, the least of
   // all.
   std::int64_t seen_least = std::numeric_limits<std::int64_t>::max();
-  double tpot_ms = 0;  // median time per token, forward and cache together, of this policy's passes only
+  // Times of this policy's passes, without those of `prefill`.
+  double tpot_ms = 0;  // median per token, forward and cache together
   double tpot_p10_ms = 0;
   double tpot_p90_ms = 0;
   double forward_ms = 0;                    // mean per token
@@ -97,6 +98,9 @@ struct PerplexityResult {
 
   PerplexitySums sums;  // the sums that the figures above are computed from
 };
+
+// Returns the first row of a stream, or of each window, that is scored.
+std::int64_t first_scored_row(const PerplexityOptions& options);
 
 // Checks whether a text of `tokens` tokens can be scored with these options. Errors: kInvalidArgument.
 Status check_perplexity(std::int64_t tokens, const PerplexityOptions& options);

@@ -199,13 +199,19 @@ std::optional<double> budget_of(double kl, const std::vector<std::int64_t>& budg
 
 }  // namespace
 
+Status check_promise_prompt(const PromiseOptions& options, std::int64_t tokens) {
+  KVASIR_RETURN_IF_ERROR(check_chunk(options.chunk));
+  if (options.prompt < 1 || options.prompt >= tokens)
+    return invalid_argument("prompt={} is outside 1 to {}, so that tokens behind it are left of {}", options.prompt,
+                            tokens - 1, counted(tokens, "token"))
+        .about({"prompt"});
+  return {};
+}
+
 Result<PromiseResult> evaluate_promise(const std::shared_ptr<LoadedModel>& model, std::span<const TokenId> tokens,
                                        const PromiseOptions& options, const Progress& progress) {
   const auto size = static_cast<std::int64_t>(tokens.size());
-  if (options.prompt < 1 || options.prompt >= size)
-    return invalid_argument("prompt={} is outside 1 to {}, so that tokens behind it are left of {}", options.prompt,
-                            size - 1, counted(size, "token"))
-        .about({"prompt"});
+  KVASIR_RETURN_IF_ERROR(check_promise_prompt(options, size));
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> first, make_policy(options.policy));
   QualityAsk ask{options.quality, first.get(), model->kv_shape, model->codecs, options.prompt, size};
   ask.chunk = options.chunk;

@@ -48,6 +48,9 @@ struct PromiseResult {
   std::optional<double> equal_budget;
 };
 
+// Returns kInvalidArgument for a chunk, or a prompt that leaves nothing of a text of `tokens` tokens behind it.
+Status check_promise_prompt(const PromiseOptions& options, std::int64_t tokens);
+
 // Errors: kInvalidArgument for options and a text that is too short or longer than the trained context,
 // kResourceExhausted, kCancelled.
 Result<PromiseResult> evaluate_promise(const std::shared_ptr<LoadedModel>& model, std::span<const TokenId> tokens,

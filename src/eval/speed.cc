@@ -255,10 +255,12 @@ void conclude(Measurement& m, const Measurement& first, const LoadedModel& model
                       static_cast<std::uint64_t>(base.runners.front()->sequence().mean_stored()) *
                       model.kv_shape.page.slot_bytes() * static_cast<std::uint64_t>(model.kv_shape.lanes());
   // A pass reads the weights once, and the keys and values of each sequence. How many experts a batch reads depends on
-  // its tokens.
+  // its tokens, and how much of the cache a policy that
+  // selects what it reads.
   const bool has_experts =
       std::ranges::any_of(model.config.layers, [](const auto& l) { return l.experts.has_value(); });
-  if (!m.prefill() && (m.figure.batch == 1 || !has_experts))
+  const bool reads_all = base.runners.front()->policy().as<LeavesUnread>() == nullptr;
+  if (!m.prefill() && reads_all && (m.figure.batch == 1 || !has_experts))
     m.figure.gigabytes_per_s = static_cast<double>(model.token_weight_bytes + m.figure.kv_bytes) * m.figure.median /
                                static_cast<double>(m.figure.batch) / 1e9;
 }

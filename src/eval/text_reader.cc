@@ -72,14 +72,19 @@ class CachedReader final : public TextReader {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
       Text& text = texts_[parts_[i].text];
       const int rows = plan_.passes[i].rows;
-      text.times += {of_row.forward * rows, of_row.cache * rows};
+      const bool timed = options_.prefill == 0 || requests_[i].input.source == Source::kGenerated;
+      if (timed) {
+        text.times += {of_row.forward * rows, of_row.cache * rows};
+        text.tokens_timed += rows;
+      }
       parts_[i] = {parts_[i].text,
                    results_[i].first,
                    results_[i].rows,
                    results_[i].logits,
                    std::span(text.kept).last(static_cast<std::size_t>(results_[i].rows)),
                    text.dead_share,
-                   (of_row.forward + of_row.cache) * 1e3};
+                   (of_row.forward + of_row.cache) * 1e3,
+                   timed};
     }
     return std::span<const ReadPass>(parts_);
   }
@@ -87,7 +92,7 @@ class CachedReader final : public TextReader {
   ReadFigures figures(std::size_t i) const override {
     const Text& text = texts_[i];
     const Sequence::Counters& counters = text.sequence->counters();
-    return {text.next(),       text.times,          encodings(text.sequence->tables()),
+    return {text.tokens_timed, text.times,          encodings(text.sequence->tables()),
             counters.kept_max, counters.seen_least, text.sequence->bytes_peak()};
   }
 
@@ -98,7 +103,8 @@ class CachedReader final : public TextReader {
     std::size_t prompt = 0;    // tokens read in chunks
     std::vector<double> kept;  // [rows of the last pass]: tokens that each saw
     double dead_share = 0;     // of the last pass
-    StepTimes times;
+    StepTimes times;           // of timed passes, as its tokens
+    std::int64_t tokens_timed = 0;
 
     std::int64_t next() const { return sequence->tables().next_index(); }
     bool done() const { return next() == std::ssize(tokens); }

@@ -24,11 +24,12 @@ struct ReadPass {
   std::span<const double> kept;   // [rows]: tokens that a row saw, mean over layers and KV heads; valid as `logits`
   double dead_share = 0;          // share of written slots in held pages whose token was dropped, this pass included
   double ms_per_token = 0;        // of the whole pass, over the tokens of all its texts
+  bool timed = true;              // false: of a prompt in front of tokens that come one at a time
 };
 
 // Figures of one text.
 struct ReadFigures {
-  std::int64_t tokens_timed = 0;      // that `times` covers
+  std::int64_t tokens_timed = 0;      // that `times` covers: those of timed passes
   StepTimes times;                    // of each pass its tokens' share
   TableColumns::Encodings encodings;  // of the tokens retained now
   std::int64_t kept_max = 0;          // as SequenceRunner's

@@ -253,6 +253,7 @@ class EngineSubject : public Subject {
       return;
     }
     answer.prompt_tokens = std::ssize(open.tokens.context) + result.prompt_tokens;
+    if (result.cached > 0) raise(answer.cached_tokens, result.cached);
     if (options_->request == TaskRequest::kGenerate) {
       answer.text = result.text;
       answer.answer_tokens = result.tokens;

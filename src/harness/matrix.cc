@@ -90,9 +90,12 @@ Result<Matrix> parse_matrix(std::string_view text, const std::string& folder) {
   KVASIR_RETURN_IF_ERROR(fields.numbers("budgets", std::int64_t{1} << 40, &budgets));
   Matrix matrix;
   KVASIR_RETURN_IF_ERROR(fields.truth("chat", &matrix.chat));
+  KVASIR_RETURN_IF_ERROR(fields.truth("share_prompts", &matrix.share_prompts));
   std::string reading = "together";
   KVASIR_RETURN_IF_ERROR(fields.text("reading", &reading));
   KVASIR_ASSIGN_OR_RETURN(matrix.reading, reading_from_name(reading));
+  if (matrix.share_prompts && matrix.reading != Reading::kTogether)
+    return invalid_argument("'share_prompts' is for the reading together: others read each context once as it is");
   const Json* tasks = fields.find("tasks");
   KVASIR_RETURN_IF_ERROR(fields.refuse_others());
   const auto varies_with_budget = [](const std::string& policy) { return policy.find(kBudget) != std::string::npos; };

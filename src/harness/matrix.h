@@ -31,12 +31,13 @@ struct Matrix {
   std::vector<MatrixTask> tasks;
   Reading reading = Reading::kTogether;
   bool chat = false;
+  bool share_prompts = false;  // of tasks: what prompts begin with alike is read once
 };
 
 // Reads the JSON object of a grid's file:
 //   {"policies": ["full", "streaming:cap={budget}"], "budgets": [256, 512], "codecs": ["f16", "q8"],
 //    "tasks": [{"task": "needle", "tokens": 1024, "count": 64}, {"perplexity": "book.txt", "windows": 4}],
-//    "reading": "together", "chat": false}
+//    "reading": "together", "chat": false, "share_prompts": false}
 // A policy without {budget} is one setting. File names are taken from `folder` on, unless absolute. Errors:
 // kInvalidArgument that names the field.
 Result<Matrix> parse_matrix(std::string_view text, const std::string& folder);

@@ -51,8 +51,10 @@ bool shorten(Tokens* tokens, std::int64_t excess, Truncation truncation) {
 }
 
 Status no_room(std::int64_t prompt, std::int64_t answer, std::int64_t room) {
-  return invalid_argument("the prompt has {}, and its answer up to {}: there is room for {}", counted(prompt, "token"),
-                          answer, room);
+  return invalid_argument(
+      "the prompt has {}, and its answer up to {}: there is room for {}; ask with shorter prompts or "
+      "answers",
+      counted(prompt, "token"), answer, room);
 }
 
 // Shortens each prompt by itself.

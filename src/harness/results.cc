@@ -269,6 +269,7 @@ Json to_json(const QuestionResult& result) {
   if (!answer.scores.empty()) json["texts"] = std::move(scores);
   if (answer.scores.empty()) json["answer"] = answer.text;
   add_known(json, "prompt_tokens", answer.prompt_tokens);
+  add_known(json, "cached_tokens", answer.cached_tokens);
   add_known(json, "left_out", answer.left_out);
   add_known(json, "answer_tokens", answer.answer_tokens);
   add_known(json, "kept", answer.kept);
@@ -314,6 +315,7 @@ Result<QuestionResult> question_result_from_json(const Json& json) {
       answer.scores.push_back({score.at("log_likelihood").get<double>(), score.at("tokens").get<std::int64_t>(),
                                score.at("bytes").get<std::int64_t>(), score.at("greedy").get<bool>()});
     answer.prompt_tokens = known<std::int64_t>(json, "prompt_tokens");
+    answer.cached_tokens = known<std::int64_t>(json, "cached_tokens");
     answer.left_out = known<std::int64_t>(json, "left_out");
     answer.answer_tokens = known<std::int64_t>(json, "answer_tokens");
     answer.kept = known<std::int64_t>(json, "kept");
@@ -335,14 +337,18 @@ Result<ResultLog> ResultLog::open(const std::string& path, const Json& header) {
   ResultLog log;
   log.path_ = path;
   log.descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (log.descriptor_ < 0) return errno_status("open", path);
+  if (log.descriptor_ < 0 && (errno == EROFS || errno == EACCES)) {
+    log.writable_ = errno_status("write to", path);
+    log.descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  }
+  if (log.descriptor_ < 0) return log.writable_.ok() ? errno_status("open", path) : log.writable_;
   // File systems without locks give other errors.
   if (::flock(log.descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
     return invalid_argument("another run is writing '{}': wait until it ends, or name another folder", path);
   KVASIR_ASSIGN_OR_RETURN(const std::string text, read_file(path, std::size_t{4} << 30));
   const std::string first = dump_line(header);
   const std::size_t whole = text.rfind('\n') == std::string::npos ? 0 : text.rfind('\n') + 1;
-  if (whole < text.size() && ::ftruncate(log.descriptor_, static_cast<off_t>(whole)) != 0)
+  if (whole < text.size() && log.writable_.ok() && ::ftruncate(log.descriptor_, static_cast<off_t>(whole)) != 0)
     return errno_status("shorten", path);
   std::string_view left = std::string_view(text).substr(0, whole);
   for (std::size_t number = 1; !left.empty(); ++number) {
@@ -361,7 +367,7 @@ Result<ResultLog> ResultLog::open(const std::string& path, const Json& header) {
       return data_loss("'{}', line {} is no result; remove that line, and its question is asked again", path, number);
     log.found_.push_back(std::move(*result));
   }
-  if (whole > 0) return log;
+  if (whole > 0 || !log.writable_.ok()) return log;
   const std::string line = first + '\n';
   if (::write(log.descriptor_, line.data(), line.size()) != std::ssize(line)) return errno_status("write", path);
   return log;
@@ -370,11 +376,13 @@ Result<ResultLog> ResultLog::open(const std::string& path, const Json& header) {
 ResultLog::ResultLog(ResultLog&& other) noexcept
     : descriptor_(std::exchange(other.descriptor_, -1)),
       path_(std::move(other.path_)),
+      writable_(std::move(other.writable_)),
       found_(std::move(other.found_)) {}
 
 ResultLog& ResultLog::operator=(ResultLog&& other) noexcept {
   std::swap(descriptor_, other.descriptor_);
   std::swap(path_, other.path_);
+  std::swap(writable_, other.writable_);
   std::swap(found_, other.found_);
   return *this;
 }

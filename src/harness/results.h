@@ -102,21 +102,23 @@ nlohmann::ordered_json run_key(nlohmann::ordered_json header);
 class ResultLog {
  public:
   // Opens or creates the file. Its first line is `header`; a file with another one belongs to another run. A last line
-  // that was not written whole is removed. The file is locked: one log at a time has it. Errors: kInvalidArgument for a
-  // file of another run, or one that another log has; kIo.
+  // that was not written whole is removed. The file is locked: one log at a time has it. A file that may not be written
+  // to is opened to be read. Errors: kInvalidArgument for a file of another run, or one that another log has; kIo.
   static Result<ResultLog> open(const std::string& path, const nlohmann::ordered_json& header);
   ResultLog(ResultLog&& other) noexcept;
   ResultLog& operator=(ResultLog&& other) noexcept;
   ~ResultLog();
 
   const std::vector<QuestionResult>& found() const { return found_; }  // those of earlier runs
-  // Errors: kResourceExhausted for a full disk; kIo.
+  Status check_writable() const { return writable_; }                  // errors: kIo
+  // Errors: kResourceExhausted for a full disk; kIo. REQUIRES: check_writable().ok().
   Status add(const QuestionResult& result);
 
  private:
   ResultLog() = default;
   int descriptor_ = -1;
   std::string path_;
+  Status writable_;
   std::vector<QuestionResult> found_;
 };
 

@@ -58,6 +58,7 @@ struct QuestionAnswer {
   double seconds = 0;             // of the answer, waiting for other questions included
   // Of these a server says nothing, or not all: nullopt is what is not known.
   std::optional<std::int64_t> prompt_tokens;
+  std::optional<std::int64_t> cached_tokens;  // of these, what an earlier question's prompt left
   std::optional<std::int64_t> answer_tokens;  // generated, or scored
   std::optional<std::int64_t> left_out;       // tokens of the prompt that the context had no room for
   std::optional<double> prompt_seconds;       // waiting for other questions included

@@ -48,14 +48,11 @@ class GgufModel : public TestedModel {
     }
     // Texts that are scored side by side have pages of their own behind their prompt.
     const std::uint64_t wanted = (most + most / 4) * static_cast<std::uint64_t>(parallel);
-    const int threads = options_.threads > 0 ? options_.threads : usable_cores();
-    const std::uint64_t memory = memory_for_run(threads);
-    const std::uint64_t left = memory - std::min(memory, header_.weight_bytes);
-    return std::min(wanted, left / 4 * 3);
+    return std::min(wanted, memory_left() / 4 * 3);
   }
 
   Result<std::unique_ptr<Engine>> load(
-      std::span<const CacheSetting> settings, std::int64_t tokens, int parallel,
+      std::span<const CacheSetting> settings, std::int64_t tokens, int parallel, bool shares_prompts,
       const std::function<void(std::uint64_t, std::uint64_t)>& progress) const override {
     EngineOptions options = options_;
     options.kv_types.clear();
@@ -64,8 +61,14 @@ class GgufModel : public TestedModel {
         options.kv_types.push_back(setting.codec);
     options.kv_type = options.kv_types.front();
     options.kv_types.erase(options.kv_types.begin());
+    if (shares_prompts) options.prefix_memory = options.kv_memory;
     if (options.kv_memory == 0) {
       KVASIR_ASSIGN_OR_RETURN(options.kv_memory, kv_memory(settings, tokens, parallel));
+      if (shares_prompts) {
+        const std::uint64_t left = memory_left();
+        options.prefix_memory = (left - std::min(left, options.kv_memory)) / 2;
+        options.kv_memory += options.prefix_memory;
+      }
     }
     return Engine::open(options, progress);
   }
@@ -84,6 +87,12 @@ class GgufModel : public TestedModel {
   }
 
  private:
+  // Returns what the system has room for beside the weights.
+  std::uint64_t memory_left() const {
+    const std::uint64_t memory = memory_for_run(options_.threads > 0 ? options_.threads : usable_cores());
+    return memory - std::min(memory, header_.weight_bytes);
+  }
+
   EngineOptions options_;
   ModelHeader header_;
   Hash128 fingerprint_;

@@ -51,9 +51,11 @@ class TestedModel {
   virtual Result<std::uint64_t> kv_memory(std::span<const CacheSetting> settings, std::int64_t tokens,
                                           int parallel) const = 0;
 
-  // Loads the model, with KV memory of the options or of kv_memory(). Errors: those of Engine::open.
+  // Loads the model, with KV memory of the options or of kv_memory(). shares_prompts: the engine keeps prompts, in the
+  // options' memory or in half of what the system has left, for later ones that begin alike. Errors: those of
+  // Engine::open.
   virtual Result<std::unique_ptr<Engine>> load(
-      std::span<const CacheSetting> settings, std::int64_t tokens, int parallel,
+      std::span<const CacheSetting> settings, std::int64_t tokens, int parallel, bool shares_prompts,
       const std::function<void(std::uint64_t, std::uint64_t)>& progress) const = 0;
 
   // Returns what results name as asked: the file's name and fingerprint, and the engine's kernels and threads.

@@ -68,8 +68,11 @@ Result<EvalTask> built_in_task(std::string_view name) {
   }
   std::vector<std::string_view> names = task_names();
   for (const GeneratedTask& each : generated_tasks()) names.push_back(each.name);
-  return one_line(make_status(StatusCode::kNotFound, "there is no task '{}'{}; 'kvasir eval tasks --list' names all",
-                              name.substr(0, 64), did_you_mean(name, names)));
+  return one_line(
+      make_status(StatusCode::kNotFound,
+                  "there is no task '{}'{}; 'kvasir eval tasks --list' names all, and a definition of one's "
+                  "own is a file that ends in .json",
+                  name.substr(0, 64), did_you_mean(name, names)));
 }
 
 }  // namespace kvasir

@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include <memory>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -30,6 +31,13 @@ Result<Json> parse(std::string_view text) {
   return std::move(parsed.value);
 }
 
+// Returns a parser's message without the number of the line, which is 1 of one.
+std::string without_line(std::string message) {
+  constexpr std::string_view kLine = "at line 1, ";
+  if (const std::size_t at = message.find(kLine); at != std::string::npos) message.replace(at, kLine.size(), "at ");
+  return message;
+}
+
 Status read_lines(std::string_view text, std::vector<Json>* items, std::vector<std::size_t>* numbers) {
   std::size_t number = 0;
   while (!text.empty()) {
@@ -39,7 +47,7 @@ Status read_lines(std::string_view text, std::vector<Json>* items, std::vector<s
     ++number;
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     Result<Json> item = parse(line);
-    if (!item.ok()) return data_loss("line {} is no JSON: {}", number, item.status().message());
+    if (!item.ok()) return data_loss("line {} is no JSON: {}", number, without_line(item.status().message()));
     items->push_back(std::move(*item));
     numbers->push_back(number);
   }

@@ -158,8 +158,10 @@ TEST(Commands, PoliciesListsThemAll) {
                                                         : names.back();
     EXPECT_EQ(run_json({"-p", "Once", "-n", "2", "--kv", spec})["tokens"], 2) << spec;
   }
-  EXPECT_EQ(names, (std::vector<std::string>{"full", "window", "streaming", "cascade", "h2o", "tova", "lethe", "snapkv",
-                                             "pyramidkv", "cake", "keydiff", "lagkv", "expected", "vase", "triattention", "rkv", "matching", "kvzip", "synckv", "quest", "random", "recompute"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"full",     "window", "streaming",    "cascade",  "h2o",      "tova",
+                                             "lethe",    "snapkv", "pyramidkv",    "cake",     "keydiff",  "lagkv",
+                                             "expected", "vase",   "triattention", "rkv",      "matching", "kvzip",
+                                             "synckv",   "quest",  "random",       "recompute"}));
   const Finished text = run_program({"policies"});
   EXPECT_EQ(text.exit_code, 0);
   for (const std::string& name : names) EXPECT_NE(text.out.find(name), std::string::npos) << name;
@@ -245,6 +247,15 @@ TEST(Commands, BenchCountsWhatATokenReads) {
     const double embedding = tied ? 0 : 4.0 * spec.vocab * spec.d;
     EXPECT_NEAR(read, weights - embedding + figure["kv_bytes"].get<double>(), 1) << tied;
   }
+}
+
+// What a policy chooses to read of what it holds is not known.
+TEST(Commands, BenchKnowsNoBytesOfAPolicyThatSelects) {
+  const ModelFile file(make_random_model({}));
+  const Json bench = json_of({"bench", "-m", file.path(), "-t", "1", "--prefill", "0", "--decode", "3", "--depth", "20",
+                              "--repeat", "1", "--kv", "full", "--kv", "quest:budget=64", "--json"});
+  EXPECT_GT(bench["figures"][0]["gigabytes_per_s"], 0);
+  EXPECT_EQ(bench["figures"][1]["gigabytes_per_s"], 0);
 }
 
 // Of eight experts a token reads two. A batch may read them all.

@@ -319,6 +319,13 @@ TEST_F(EvalPpl, TheReportShowsTheFigures) {
   EXPECT_NEAR(std::stod(texts["rows"][1][5].get<std::string>()), number(json["runs"][7]["ppl"]), 6e-4);
 
   // Without the options, without their figures.
+  const Json scored =
+      ppl({"-f", path("other"), "--window", "80", "--prefill", "60", "--chunk", "16", "--report", file});
+  const std::string said =
+      "Windows of 80 tokens, each read afresh; the first 60 are a prompt, read in passes of 16 tokens, "
+      "and the others come one at a time; tokens behind the first 61 are scored.";
+  EXPECT_NE(bytes_of(file).find(said), std::string::npos);
+  EXPECT_EQ(scored["runs"][0]["tokens"].get<int>() % (80 - 61), 0);
   ppl({"-f", path("other"), "--report", file});
   std::vector<std::string> titles;
   figures_of(data_of(file), &titles);

@@ -1,5 +1,7 @@
 // kvasir eval tasks and matrix: equal runs, runs that ended early, and wrong input.
+#include <fcntl.h>
 #include <fmt/core.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -260,6 +262,70 @@ TEST_F(EvalTasks, MatrixCellsAreRunOnce) {
   EXPECT_EQ(before.size(), 18U);
   EXPECT_EQ(timeless("matrix", {grid}), one);
   for (const auto& [path, text] : before) EXPECT_EQ(bytes_of(path), text) << path;
+}
+
+// Prompts that begin alike are read once, also for other policies, and no figure but the times says so.
+TEST_F(EvalTasks, SharedPromptsChangeNoAnswer) {
+  Arguments arguments = {"needle", "passkey", "--tokens", "900", "--count", "4"};
+  for (const char* policy : {"full", "snapkv:budget=64,window=16", "keydiff:budget=64", "streaming:cap=128",
+                             "h2o:budget=64", "kvzip:budget=64", "rkv:budget=64,window=8", "quest:budget=64"})
+    arguments.insert(arguments.end(), {"--kv", policy});
+  Json alone = timeless("tasks", arguments);
+  Json shared = timeless("tasks", with(arguments, {"--share-prompts", "--report", folder_ + "/page.html"}));
+  ASSERT_EQ(shared["cells"].size(), 16U);
+  std::map<std::string, std::int64_t> cached;
+  for (std::size_t c = 0; c < 16; ++c) {
+    Json& cell = shared["cells"][c];
+    EXPECT_EQ(cell["share_prompts"], true);
+    cell.erase("share_prompts");
+    for (std::size_t q = 0; q < cell["questions"].size(); ++q) {
+      Json &question = cell["questions"][q], &same = alone["cells"][c]["questions"][q];
+      cached[cell["policy"].get<std::string>().substr(0, 4)] += question.value("cached_tokens", std::int64_t{0});
+      question.erase("cached_tokens");
+      // The peak has no chunk of what was not read.
+      const auto more = same["kv_bytes"].get<double>(), bytes = question["kv_bytes"].get<double>();
+      EXPECT_LE(bytes, more);
+      EXPECT_GE(bytes, 0.98 * more);
+      for (Json* each : {&question, &same}) each->erase("kv_bytes");
+    }
+    for (Json* each : {&cell, &alone["cells"][c]})
+      for (const char* field : {"kv_bytes_mean", "kv_bytes_max"}) (*each)["summary"].erase(field);
+  }
+  EXPECT_EQ(shared["cells"], alone["cells"]);
+  for (const char* policy : {"full", "snap", "keyd", "stre", "ques"}) EXPECT_GT(cached[policy], 0) << policy;
+  EXPECT_GT(cached["snap"], 8 * 700) << "all that the first policy left";
+  const std::string page = bytes_of(folder_ + "/page.html");
+  EXPECT_NE(page.find("read once, so the times are those of no policy"), std::string::npos);
+  EXPECT_EQ(page.find("over seconds"), std::string::npos);
+  expect_error("tasks", {"needle", "--share-prompts", "--reading", "context-first"}, "--share-prompts");
+}
+
+// One run at a time has a folder. A whole result can be shown again from one that nobody may write to.
+TEST_F(EvalTasks, FoldersOfResults) {
+  const std::string out = folder_ + "/out";
+  const Arguments arguments = {"needle", "--tokens", "300", "--count", "2", "--out", out};
+  {
+    std::filesystem::create_directories(out);
+    const int held = ::open(out.c_str(), O_RDONLY | O_DIRECTORY);
+    ASSERT_EQ(::flock(held, LOCK_EX), 0);
+    expect_error("tasks", arguments, "another run is writing to");
+    ::close(held);
+  }
+  const Json whole = timeless("tasks", arguments);
+  if (::geteuid() == 0) return;  // root may write to any folder
+  namespace fs = std::filesystem;
+  for (const auto& entry : fs::directory_iterator(out)) fs::permissions(entry.path(), fs::perms::owner_read);
+  fs::permissions(out, fs::perms::owner_read | fs::perms::owner_exec);
+  EXPECT_EQ(timeless("tasks", arguments), whole);
+  fs::permissions(out, fs::perms::owner_all);
+}
+
+// An empty file is named: it may not be the one that the user thinks of.
+TEST_F(EvalTasks, EmptyFilesAreNamed) {
+  const std::string empty = write("empty.json", "");
+  expect_error("matrix", {empty}, "empty.json' is empty");
+  expect_error("tasks", {empty, "--data", empty}, "empty.json' is empty");
+  expect_error("tasks", {"needle", "-f", empty}, "empty.json' is empty");
 }
 
 // The number of threads changes no bit, so it does not tell a run from another. What is stored says how many there

@@ -167,6 +167,7 @@ TEST_F(Perplexity, APromptGoesBeforeWhatIsScored) {
     expect_near(of("snapkv:budget=300,window=16", chunk, 200), sum, 99);
     const PerplexityResult acted = of("snapkv:budget=40,window=16", chunk, 200);
     EXPECT_EQ(acted.tokens, 99);
+    EXPECT_EQ(acted.timed, 100) << "passes behind the prompt, the last one's row included";
     EXPECT_GT(std::abs(acted.nll - sum / 99), 1e-3) << chunk;
     EXPECT_NEAR(acted.kept_mean, 40 + 100 / 2.0, 1) << "of the budget, and what was generated behind it";
     EXPECT_EQ(acted.seen_least, 140);

@@ -64,6 +64,8 @@ TEST(HarnessMatrix, WrongGridsNameWhatIsWrong) {
   has(refusal(
           R"({"policies": ["tova:budget=64", "tova:budget={budget}"], "budgets": [32, 64], "tasks": [{"task": "x"}]})"),
       "'tova:budget=64' with f16 twice");
+  has(refusal(R"({"share_prompts": true, "reading": "context-first", "tasks": [{"task": "x"}]})"), "'share_prompts'");
+  has(refusal(R"({"share_prompts": 1, "tasks": [{"task": "x"}]})"), "'share_prompts'");
   has(refusal(R"({"reading": "backwards", "tasks": [{"task": "x"}]})"), "backwards");
 }
 

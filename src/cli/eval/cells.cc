@@ -1,8 +1,12 @@
 #include "cli/eval/cells.h"
 
+#include <fcntl.h>
 #include <fmt/core.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <filesystem>
 #include <set>
@@ -38,10 +42,11 @@ Result<EvalTask> find_task(const std::string& name) {
     task.name = task.generator = name;
     task.title = generated->summary;
     task.max_tokens = generated->answer_tokens;
+    task.metrics = {std::string(generated->metric)};
     return task;
   }
   if (!name.ends_with(".json")) return built_in_task(name);
-  KVASIR_ASSIGN_OR_RETURN(const std::string definition, read_text(name));
+  KVASIR_ASSIGN_OR_RETURN(const std::string definition, read_named_text(name));
   Result<EvalTask> task = parse_task(definition);
   if (!task.ok()) return task.status().with_message(fmt::format("'{}': {}", name, task.status().message()));
   if (task->name.empty()) task->name = std::filesystem::path(name).stem().string();
@@ -88,10 +93,33 @@ std::optional<std::size_t> judge_of(std::span<const CacheSetting> settings) {
   return full - settings.begin();
 }
 
-Status make_folder(const std::string& folder) {
+Result<ResultFolder> ResultFolder::open(const std::string& path) {
   std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  return error ? make_status(StatusCode::kIo, "cannot make the folder '{}': {}", folder, error.message()) : Status();
+  std::filesystem::create_directories(path, error);
+  if (error) return make_status(StatusCode::kIo, "cannot make the folder '{}': {}", path, error.message());
+  ResultFolder folder(path, ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder.descriptor_ < 0) return errno_status("open", path);
+  // File systems without locks give other errors.
+  if (::flock(folder.descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    return invalid_argument("another run is writing to '{}': wait until it ends, or name another folder", path);
+  return folder;
+}
+
+ResultFolder::ResultFolder(ResultFolder&& other) noexcept
+    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
+
+ResultFolder& ResultFolder::operator=(ResultFolder&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(descriptor_, other.descriptor_);
+  return *this;
+}
+
+ResultFolder::~ResultFolder() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+Status ResultFolder::check_writable() const {
+  return ::access(path_.c_str(), W_OK) == 0 ? Status() : errno_status("write to", path_);
 }
 
 Status write_cell(const Json& json, const std::string& path) {
@@ -106,7 +134,6 @@ class Runs : public CellRuns {
   explicit Runs(CellPlan plan) : plan_(std::move(plan)) {}
 
   Status prepare() {
-    if (!plan_.out.empty()) KVASIR_RETURN_IF_ERROR(make_folder(plan_.out));
     // An endpoint needs a tokenizer for generated items alone, whose length it counts.
     const bool generates =
         std::ranges::any_of(plan_.tasks, [](const CellTask& each) { return each.data.file.empty(); });
@@ -123,7 +150,7 @@ class Runs : public CellRuns {
       std::string filler;
       each.data.filler = the_bell_of_saint_anne();
       if (!each.filler.empty()) {
-        KVASIR_ASSIGN_OR_RETURN(filler, read_text(each.filler));
+        KVASIR_ASSIGN_OR_RETURN(filler, read_named_text(each.filler));
         each.data.filler = filler;
       }
       KVASIR_ASSIGN_OR_RETURN(data_.emplace_back(),
@@ -139,7 +166,7 @@ class Runs : public CellRuns {
     if (plan_.endpoint) return {};
     ProgressBar bar("loading");
     KVASIR_ASSIGN_OR_RETURN(engine_, model_->load(plan_.settings, most_tokens(), plan_.ask.parallel,
-                                                  [&](std::uint64_t done, std::uint64_t total) {
+                                                  plan_.share_prompts, [&](std::uint64_t done, std::uint64_t total) {
                                                     bar.update(done >> 20, total >> 20, "MiB");
                                                   }));
     note_slow_kernels(plan_.engine.isa, engine_->model().isa);
@@ -164,6 +191,7 @@ class Runs : public CellRuns {
     }
     const std::string path = stem + ".json";
     const std::size_t found = log ? answered(*log) : 0;
+    if (log && found < questions_of(data_[task])) KVASIR_RETURN_IF_ERROR(log->check_writable());
     TaskRun run{
         .task = &asked, .items = data_[task].items, .ask = plan_.ask, .log = log ? &*log : nullptr, .progress = {}};
     run.ask.policy = cache.policy;
@@ -180,17 +208,17 @@ class Runs : public CellRuns {
       cell.ended = results.status();
       if (results.ok()) cell.questions = std::move(*results);
     }
-    for (const TaskItem& item : data_[task].items) cell.of_items += item.questions.size();
+    cell.of_items = questions_of(data_[task]);
     cell.summary = summarize(asked, cell.questions);
     cell.judges = judge_of(plan_.settings).value_or(setting) == setting;
     if (data_[task].left_out > 0) cell.json["items_left_out"] = data_[task].left_out;
     if (!asked.generator.empty()) cell.json["seed"] = plan_.tasks[task].data.seed;
     cell.json["command"] = plan_.command;
     if (found > 0) cell.json["answers_of_earlier_runs"] = found;
-    if (found == cell.of_items) keep_origin(path, &cell.json);
+    const bool is_stored = found == cell.of_items && keep_origin(path, &cell.json);
     cell.json["summary"] = to_json(cell.summary);
     if (!cell.ended.ok()) cell.json["unasked"] = cell.of_items - cell.questions.size();
-    if (!stem.empty() && cell.ended.ok()) KVASIR_RETURN_IF_ERROR(write_cell(cell.json, path));
+    if (!stem.empty() && !is_stored && cell.ended.ok()) KVASIR_RETURN_IF_ERROR(write_cell(cell.json, path));
     return cell;
   }
 
@@ -220,15 +248,23 @@ class Runs : public CellRuns {
     return places.size();
   }
 
-  // Gives a cell of which this run asked nothing the command and threads of the run that did.
-  static void keep_origin(const std::string& path, Json* json) {
-    const Result<std::string> text = read_text(path);
-    if (!text.ok()) return;
+  static std::size_t questions_of(const TaskData& data) {
+    std::size_t questions = 0;
+    for (const TaskItem& item : data.items) questions += item.questions.size();
+    return questions;
+  }
+
+  // Gives a cell of which this run asked nothing the command and threads of the run that did. Returns whether that run
+  // has stored it.
+  static bool keep_origin(const std::string& path, Json* json) {
+    const Result<std::string> text = read_file(path, std::size_t{1} << 30);
+    if (!text.ok()) return false;
     const ParsedOrderedJson stored = parse_ordered_json(*text, {.levels = 16});
-    if (stored.end != ParsedOrderedJson::End::kDone || !stored.value.is_object()) return;
+    if (stored.end != ParsedOrderedJson::End::kDone || !stored.value.is_object()) return false;
     json->erase("answers_of_earlier_runs");
     for (const char* field : {"subject", "command", "answers_of_earlier_runs"})
       if (stored.value.contains(field)) (*json)[field] = stored.value[field];
+    return true;
   }
 
   // What was asked of whom; see run_key().
@@ -243,6 +279,7 @@ class Runs : public CellRuns {
                 {"reading", reading_name(plan_.ask.reading)}};
     if (!setting.policy.empty()) header.update({{"policy", setting.policy}, {"codec", setting.codec}});
     if (plan_.ask.chat) header["chat"] = task.chat;
+    if (plan_.share_prompts) header["share_prompts"] = true;
     if (plan_.ask.room > 0) header["context"] = plan_.ask.room;
     return header;
   }
@@ -296,11 +333,17 @@ std::string chance_remark(const Cell& cell) {
   return fmt::format("chance is {:.3f}, and the standard error is not known: {}", *cell.summary.chance, verdict);
 }
 
+bool shares_prompts(const Cell& cell) {
+  return cell.json.value("share_prompts", false);
+}
+
 std::vector<std::string> remarks_on_items(const Cell& cell) {
   std::vector<std::string> remarks;
   if (const auto left_out = cell.json.value("items_left_out", std::size_t{0}); left_out > 0)
     remarks.push_back(fmt::format("{} left out, as the task's definition says",
                                   counted(static_cast<std::int64_t>(left_out), "item")));
+  if (shares_prompts(cell))
+    remarks.emplace_back("what prompts begin with alike was read once, so the times are those of no policy");
   if (!cell.json.value("chat", true))
     remarks.emplace_back("asked without the chat template, as the task's definition says");
   return remarks;
@@ -328,13 +371,15 @@ std::string rows_of(const Cell& cell, bool header) {
   const std::string task = printable(cell.json["task"].get<std::string>(), 22);
   const std::string policy = cell.json.value("policy", "endpoint"), codec = cell.json.value("codec", "");
   const TaskSummary& summary = cell.summary;
+  const bool answered = summary.failed < summary.questions;
   std::string out;
   if (header)
     out = fmt::format("{:<22} {:<36} {:<6} {:<20} {:>8} {:>7} {:>5} {:>6} {:>9}\n", "task", "policy", "codec", "metric",
                       "mean", "+-", "n", "kept", "KV mean");
   for (const auto& [metric, mean] : summary.metrics)
-    out += fmt::format("{:<22} {:<36} {:<6} {:<20} {:>8.4f} {:>7} {:>5} {:>6} {:>9}\n", task, printable(policy, 36),
-                       printable(codec, 20), metric, mean.mean, error_of(mean), mean.count,
+    out += fmt::format("{:<22} {:<36} {:<6} {:<20} {:>8} {:>7} {:>5} {:>6} {:>9}\n", task, printable(policy, 36),
+                       printable(codec, 20), metric, answered ? fmt::format("{:.4f}", mean.mean) : "-",
+                       answered ? error_of(mean) : "-", mean.count,
                        summary.kept_mean ? fmt::format("{:.0f}", *summary.kept_mean) : "-",
                        summary.kv_bytes_mean ? human_bytes(static_cast<std::uint64_t>(*summary.kv_bytes_mean)) : "-");
   for (const auto& remarks : {remarks_on_answers(cell), remarks_on_items(cell)})

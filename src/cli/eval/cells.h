@@ -26,6 +26,7 @@ struct CellPlan {
   std::vector<CellTask> tasks;
   std::vector<CacheSetting> settings;  // of an endpoint: one, empty
   AskOptions ask;
+  bool share_prompts = false;  // what prompts begin with alike is read once; times are then those of no policy
   std::optional<EndpointOptions> endpoint;
   std::string out;      // folder for results; empty: none are stored
   std::string command;  // as typed
@@ -55,8 +56,23 @@ std::string command_text(const CommandLine& line);
 // Returns a cell's file name without its ending: of its name what any file system takes, and a hash of its run_key().
 std::string file_name_of(const std::string& name, const Json& key);
 
-// Makes a folder for results. Errors: kIo.
-Status make_folder(const std::string& folder);
+// A folder for results, which one run at a time has.
+class ResultFolder {
+ public:
+  // Makes the folder, unless it is there. One that may not be written to is opened to be read. Errors: kIo;
+  // kInvalidArgument: another run has it.
+  static Result<ResultFolder> open(const std::string& path);
+  ResultFolder(ResultFolder&& other) noexcept;
+  ResultFolder& operator=(ResultFolder&& other) noexcept;
+  ~ResultFolder();
+
+  Status check_writable() const;  // errors: kIo
+
+ private:
+  ResultFolder(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
+  std::string path_;
+  int descriptor_;
+};
 
 // Writes a cell beside the lines of its answers, whole or not at all.
 Status write_cell(const Json& json, const std::string& path);
@@ -85,6 +101,9 @@ Status without_answers(const std::vector<std::vector<Cell>>& cells);
 // Returns a line for a cell that judges and answers no better than a guess, or of which that is not known; otherwise
 // "".
 std::string chance_remark(const Cell& cell);
+
+// Returns whether a cell's prompts were taken from those of earlier questions where they begin alike.
+bool shares_prompts(const Cell& cell);
 
 // Returns lines about which items were asked and how, which hold for all cells of a task.
 std::vector<std::string> remarks_on_items(const Cell& cell);

@@ -57,7 +57,7 @@ report::Table table_of(const std::vector<Cell>& cells, const std::string& metric
                           std::isnan(difference.error) ? "-" : fmt::format("{:.4f}", difference.error),
                           cell.summary.kept_mean ? fmt::format("{:.0f}", *cell.summary.kept_mean) : "-",
                           cell.summary.kv_bytes_mean ? fmt::format("{:.2f}", kv_mebibytes(cell.summary)) : "-",
-                          fmt::format("{:.1f}", cell.summary.wall_seconds)});
+                          shares_prompts(cell) ? "-" : fmt::format("{:.1f}", cell.summary.wall_seconds)});
   }
   return table;
 }
@@ -181,8 +181,9 @@ report::Report cells_report(const std::vector<std::vector<Cell>>& cells) {
         section.blocks.push_back(chart_of(column, metric, "KV MiB", kv_mebibytes));
         section.blocks.push_back(frontier_of(column, metric));
       }
-      section.blocks.push_back(
-          chart_of(column, metric, "seconds", [](const TaskSummary& summary) { return summary.wall_seconds; }));
+      if (std::ranges::none_of(column, shares_prompts))
+        section.blocks.push_back(
+            chart_of(column, metric, "seconds", [](const TaskSummary& summary) { return summary.wall_seconds; }));
       section.blocks.push_back(table_of(column, metric));
       if (column.front().summary.groups.size() > 1) section.blocks.push_back(groups_of(column, metric));
     }

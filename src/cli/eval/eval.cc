@@ -36,6 +36,12 @@ Result<std::string> read_text(const std::string& file) {
   return text;
 }
 
+Result<std::string> read_named_text(const std::string& file) {
+  KVASIR_ASSIGN_OR_RETURN(std::string text, read_text_file(file));
+  if (text.empty()) return invalid_argument("'{}' is empty", printable(file, 500));
+  return text;
+}
+
 void add_policies_option(CLI::App& command, std::vector<std::string>& policies) {
   command.add_option("--kv", policies, "Retention policy; may be repeated, one run each (default: full)")
       ->take_all()

@@ -27,6 +27,9 @@ void add_text_option(CLI::App& command, std::string& file, const std::string& he
 Status check_not_empty(std::string_view text);                                        // errors: kInvalidArgument
 // Reads the text of -f. Errors: as read_text_file and check_not_empty.
 Result<std::string> read_text(const std::string& file);
+// Reads a file that is not the text of -f. Errors: as read_text_file; kInvalidArgument for an empty one, which is
+// named.
+Result<std::string> read_named_text(const std::string& file);
 void add_policies_option(CLI::App& command, std::vector<std::string>& policies);  // --kv, repeated
 void add_report_option(CLI::App& command, std::string& file);                     // --report
 // Adds the default if the list is empty, and checks every policy before any work. `evaluation_only`: accept baselines

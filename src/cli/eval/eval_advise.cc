@@ -72,8 +72,11 @@ class Advice {
     KVASIR_ASSIGN_OR_RETURN(const NeedlePrompts prompts, NeedlePrompts::create(*model_->tokenizer, text, needle));
     KVASIR_ASSIGN_OR_RETURN(const NeedleResult full, find("full", prompts));
     full_found_ = full.exact;
+    const std::size_t count = options_.keep.size() * std::size(kCandidates);
+    std::size_t number = 0;
     for (const int percent : options_.keep)
       for (const Candidate& candidate : kCandidates) {
+        step_ = fmt::format("{} of {}, ", ++number, count);
         const std::int64_t keeps = window * percent / 100;
         const std::string spec = fmt::format(fmt::runtime(candidate.spec), keeps);
         if (const auto made = make_policy(spec); !made.ok()) continue;  // too small for its window
@@ -83,12 +86,19 @@ class Advice {
     return {};
   }
 
-  std::string text() const {
+  // Returns the table; empty before the first policy was measured.
+  std::string rows() const {
+    if (all_.empty()) return {};
     std::string out = fmt::format("{:<52} {:>6} {:>9} {:>7} {:>9} {:>8}\n", "policy", "keeps", "KL, nats", "found",
                                   "KV peak", "ms/token");
     for (const Measured& one : all_)
       out += fmt::format("{:<52} {:>6} {:>9.4f} {:>6.0f}% {:>9} {:>8.2f}\n", one.policy, one.keeps, one.kld,
                          one.found * 100, human_bytes(one.bytes), one.ms);
+    return out;
+  }
+
+  std::string text() const {
+    std::string out = rows();
     out += fmt::format(
         "\nKL: behind a prompt of {}, from the full cache. Found: of {} asked for at the end of a prompt.\n",
         counted(options_.tokens * 3 / 4, "token"), counted(3 * options_.trials, "fact"));
@@ -115,7 +125,7 @@ class Advice {
 
  private:
   Result<NeedleResult> find(const std::string& spec, const NeedlePrompts& prompts) {
-    ProgressBar bar(printable(spec, 40));
+    ProgressBar bar(step_ + printable(spec, 40));
     return evaluate_needle(model_, model_->kv_shape, prompts, spec, 256, [&](std::int64_t done, std::int64_t total) {
       bar.update(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(total), "tokens");
       return !interrupted();
@@ -134,7 +144,7 @@ class Advice {
     perplexity.parallel = 2;
     std::vector<PerplexityResult> scored;
     {
-      ProgressBar bar(printable(spec, 40));
+      ProgressBar bar(step_ + printable(spec, 40));
       KVASIR_ASSIGN_OR_RETURN(
           scored, evaluate_perplexity(model_, tokens, perplexity, [&](std::int64_t done, std::int64_t total) {
             bar.update(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(total), "tokens");
@@ -157,7 +167,6 @@ class Advice {
   }
 
   std::vector<std::pair<std::string, std::string>> advices() const {
-    const auto any = [](const Measured&) { return true; };
     const auto kld = [](const Measured& one) { return one.kld; };
     const auto named = [](const Measured* one) { return one == nullptr ? "none" : "--kv " + one->policy; };
     std::vector<std::pair<std::string, std::string>> all;
@@ -170,9 +179,16 @@ class Advice {
         !finds ? fmt::format("the full cache finds {:.0f}% itself, so facts tell nothing here", full_found_ * 100)
         : asks == nullptr ? "none of these finds the facts; keep more, or take full"
                           : named(asks));
-    all.emplace_back("to go on with a text", named(least(any, kld)));
-    all.emplace_back("to go on with a text longer than memory",
-                     named(least([](const Measured& one) { return one.candidate.bounded; }, kld)));
+    std::vector<std::int64_t> sizes;
+    for (const Measured& one : all_)
+      if (std::ranges::find(sizes, one.keeps) == sizes.end()) sizes.push_back(one.keeps);
+    for (const std::int64_t keeps : sizes) {
+      const std::string keeping = sizes.size() > 1 ? fmt::format(", keeping {}", keeps) : "";
+      const auto equal = [keeps](const Measured& one) { return one.keeps == keeps; };
+      const auto bounded = [&](const Measured& one) { return equal(one) && one.candidate.bounded; };
+      all.emplace_back("to go on with a text" + keeping, named(least(equal, kld)));
+      all.emplace_back("to go on with a text longer than memory" + keeping, named(least(bounded, kld)));
+    }
     return all;
   }
 
@@ -180,6 +196,7 @@ class Advice {
   std::shared_ptr<LoadedModel> model_;
   std::vector<Measured> all_;
   double full_found_ = 0;
+  std::string step_;  // for the progress: which candidate of how many
 };
 
 Status advise(AdviseCommand options) {
@@ -195,7 +212,11 @@ Status advise(AdviseCommand options) {
     return invalid_argument("--tokens {} must be below the trained context of {}", options.tokens, context);
   catch_interrupts();
   Advice advice(options, model);
-  KVASIR_RETURN_IF_ERROR(advice.measure(text));
+  if (const Status status = advice.measure(text); !status.ok()) {
+    // What was measured so far, of a run that was stopped.
+    if (status.code() == StatusCode::kCancelled && !options.json) KVASIR_RETURN_IF_ERROR(print(advice.rows()));
+    return status;
+  }
   return options.json ? print_json(advice.json()) : print(advice.text());
 }
 

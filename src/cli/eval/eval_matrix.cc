@@ -37,8 +37,9 @@ struct MatrixCommand {
 // Runs the cells of one kind after those of the other, so that only one copy of the model is loaded at a time.
 class MatrixRuns {
  public:
-  MatrixRuns(MatrixCommand options, Matrix matrix, std::string command)
-      : options_(std::move(options)), matrix_(std::move(matrix)), command_(std::move(command)) {}
+  // `folder`: of the options' `out`; must outlive this.
+  MatrixRuns(MatrixCommand options, Matrix matrix, std::string command, const ResultFolder& folder)
+      : options_(std::move(options)), matrix_(std::move(matrix)), command_(std::move(command)), folder_(folder) {}
 
   Status run() {
     cells_.resize(matrix_.tasks.size());
@@ -81,6 +82,7 @@ class MatrixRuns {
     plan.settings = matrix_.settings;
     plan.ask.reading = matrix_.reading;
     plan.ask.chat = matrix_.chat;
+    plan.share_prompts = matrix_.share_prompts;
     plan.ask.parallel = options_.parallel;
     plan.out = options_.out;
     plan.command = command_;
@@ -186,6 +188,7 @@ class MatrixRuns {
     }
     std::vector<PerplexityResult> results;
     if (!options.kv_types.empty()) {
+      KVASIR_RETURN_IF_ERROR(folder_.check_writable());
       ProgressBar bar(printable("perplexity, " + settings.front().policy, 48));
       KVASIR_ASSIGN_OR_RETURN(
           results, evaluate_perplexity(model, tokens, options, [&](std::int64_t done, std::int64_t total) {
@@ -230,7 +233,8 @@ class MatrixRuns {
                          {"kv_bytes_max", result.kv_bytes_peak},
                          {"ms_per_token", result.tpot_ms},
                          {"top1_agree", result.full->top1_agree},
-                         // Of its own passes, without those of the full cache that it is compared with.
+                         // Of its own passes behind the prompt, without those of the full cache that it is compared
+                         // with.
                          {"wall_seconds", (result.sums.times.forward + result.sums.times.cache)}};
     header["tokens"] = {{"nll", result.sums.nlls}, {"kld", result.sums.klds}};
     return header;
@@ -272,6 +276,7 @@ class MatrixRuns {
   MatrixCommand options_;
   Matrix matrix_;
   std::string command_;
+  const ResultFolder& folder_;
   std::vector<std::vector<TokenId>> windows_;  // [task]; of a benchmark task empty
   std::vector<std::size_t> columns_;           // the tasks that are no perplexities
   std::unique_ptr<CellRuns> task_runs_;        // of these; null: there are none
@@ -281,7 +286,7 @@ class MatrixRuns {
 
 Status eval_matrix(MatrixCommand options, const CommandLine& line) {
   KVASIR_RETURN_IF_ERROR(check_report(options.report, std::vector{options.grid, options.engine.model}));
-  KVASIR_ASSIGN_OR_RETURN(const std::string text, read_text(options.grid));
+  KVASIR_ASSIGN_OR_RETURN(const std::string text, read_named_text(options.grid));
   Result<Matrix> matrix = parse_matrix(text, std::filesystem::path(options.grid).parent_path().string());
   if (!matrix.ok())
     return matrix.status().with_message(fmt::format("'{}': {}", options.grid, matrix.status().message()));
@@ -305,12 +310,12 @@ Status eval_matrix(MatrixCommand options, const CommandLine& line) {
     options.out =
         (std::filesystem::path(options.grid).parent_path() / std::filesystem::path(options.grid).stem()).string() +
         "-results";
-  KVASIR_RETURN_IF_ERROR(make_folder(options.out));
+  KVASIR_ASSIGN_OR_RETURN(const ResultFolder folder, ResultFolder::open(options.out));
   if (options.report.empty()) options.report = options.out + "/report.html";
   catch_interrupts();
   const std::string report = options.report, out = options.out;
   const bool json = options.json;
-  MatrixRuns runs(std::move(options), *matrix, command_text(line));
+  MatrixRuns runs(std::move(options), *matrix, command_text(line), folder);
   Status status = runs.run();
   const bool whole = status.ok();
   if (whole) {

@@ -57,7 +57,7 @@ std::string row_of(const PromiseRun& run, std::string_view name) {
                      human_bytes(run.kv_bytes_peak), fmt::format("{:.1f}", speed(run.tokens, all_seconds(run))));
 }
 
-Status print_result(const std::string& file, const PromiseResult& result) {
+Status print_result(const std::string& file, int every, const PromiseResult& result) {
   const PromiseRun& run = result.promise;
   const QualityReport& quality = *run.quality;
   std::vector<std::string> budgets;
@@ -69,9 +69,9 @@ Status print_result(const std::string& file, const PromiseResult& result) {
   for (const PromiseRun& fixed : result.fixed) out += row_of(fixed, printable(fixed.policy, 44));
   if (quality.checks == 0) {
     out += fmt::format(
-        "The promise compared nothing: there is no check before `every` tokens, and the text has {} behind the "
-        "prompt. Mean KL of all tokens {:.5f}, {:.2f} times the bound.\n",
-        counted(run.tokens, "token"), run.kl_mean, run.kl_mean / quality.kl_bound);
+        "The promise compared nothing: the first check comes after every={} tokens, and the text has {} behind the "
+        "prompt; give a smaller `every`. Mean KL of all tokens {:.5f}, {:.2f} times the bound.\n",
+        every, counted(run.tokens, "token"), run.kl_mean, run.kl_mean / quality.kl_bound);
     return print(out);
   }
   out += fmt::format(
@@ -104,8 +104,7 @@ Status eval_quality(const CLI::App& command, QualityCommand options) {
     contents.push_back(std::move(text));
   }
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, open_model(options.engine));
-  catch_interrupts();
-  Json runs = Json::array();
+  std::vector<std::vector<TokenId>> texts;
   for (std::size_t i = 0; i < contents.size(); ++i) {
     KVASIR_ASSIGN_OR_RETURN(std::vector<TokenId> tokens, model->tokenizer->encode(contents[i], {}));
     const std::int64_t used = options.tokens > 0 ? options.tokens : model->config.context;
@@ -113,6 +112,13 @@ Status eval_quality(const CLI::App& command, QualityCommand options) {
       return invalid_argument("{}: the text has {}, not the {} asked for; give a longer text or a smaller --tokens",
                               printable(options.files[i], 200), counted(std::ssize(tokens), "token"), options.tokens);
     if (used < std::ssize(tokens)) tokens.resize(static_cast<std::size_t>(used));
+    KVASIR_RETURN_IF_ERROR(check_promise_prompt(options.promise, std::ssize(tokens)));
+    texts.push_back(std::move(tokens));
+  }
+  catch_interrupts();
+  Json runs = Json::array();
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    const std::vector<TokenId>& tokens = texts[i];
     PromiseResult result;
     {
       ProgressBar bar(printable(options.files[i], 40));
@@ -123,7 +129,7 @@ Status eval_quality(const CLI::App& command, QualityCommand options) {
           }));
     }
     if (!options.json) {
-      KVASIR_RETURN_IF_ERROR(print_result(options.files[i], result));
+      KVASIR_RETURN_IF_ERROR(print_result(options.files[i], options.promise.quality.every, result));
       continue;
     }
     Json json = {{"file", options.files[i]}, {"promise", to_json(result.promise)}};

@@ -74,6 +74,13 @@ std::string how_read(const PerplexityOptions& options) {
   const std::string passes = options.chunk == 1   ? "one token per pass"
                              : options.chunk == 0 ? "passes of the policy's own size"
                                                   : fmt::format("passes of {} tokens", options.chunk);
+  if (options.prefill > 0)
+    return fmt::format(
+        "{}; the first {} are a prompt, read in {}, and the others come one at a time; tokens behind the "
+        "first {} are scored.",
+        options.window > 0 ? fmt::format("Windows of {} tokens, each read afresh", grouped(options.window))
+                           : "One stream",
+        grouped(options.prefill), passes, grouped(first_scored_row(options) + 1));
   if (options.window > 0)
     return fmt::format("Windows of {} tokens, each read afresh in {}; {} is scored.", grouped(options.window), passes,
                        options.whole_windows ? "all of each" : "the second half of each");

@@ -53,7 +53,9 @@ Status eval_restream(RestreamCommand options) {
                             counted(static_cast<std::int64_t>(tokens.size()), "token"), options.fill);
   if (options.fill > 0) tokens.resize(static_cast<std::size_t>(options.fill));
   std::int64_t most = static_cast<std::int64_t>(tokens.size());
-  if (!options.restream.distances.empty()) most += std::ranges::max(options.restream.distances);
+  // A distance beyond the text is refused later.
+  if (!options.restream.distances.empty())
+    most += std::clamp<std::int64_t>(std::ranges::max(options.restream.distances), 0, std::ssize(tokens));
   std::vector<std::string> noted;
   for (const std::string& policy : options.policies)
     if (note_will_see_beyond(policy, most, model->config.context, "; --fill reads less of the text"))

@@ -1,6 +1,7 @@
 // kvasir eval tasks: benchmark tasks, by a model of this process or a server.
 #include <fmt/core.h>
 
+#include <optional>
 #include <utility>
 
 #include "base/status.h"
@@ -75,6 +76,8 @@ Status complete(const CLI::App& command, TasksCommand& options) {
   }
   KVASIR_RETURN_IF_ERROR(check_effects(command, options));
   KVASIR_ASSIGN_OR_RETURN(plan.ask.reading, reading_from_name(options.reading));
+  if (plan.share_prompts && (!options.endpoint.url.empty() || plan.ask.reading != Reading::kTogether))
+    return invalid_argument("--share-prompts is for a model and the reading together");
   if (options.data.limit < 0) return invalid_argument("--limit {} is below 0 (all items)", options.data.limit);
   if (plan.ask.room < 0) return invalid_argument("--ctx {} is below 0 (the trained context)", plan.ask.room);
   if (!options.endpoint.url.empty()) {
@@ -99,6 +102,10 @@ Status eval_tasks(const CLI::App& command, TasksCommand options, const CommandLi
   options.plan.command = command_text(line);
   const std::size_t tasks = options.plan.tasks.size(), settings = options.plan.settings.size();
   const bool kept = !options.plan.out.empty();
+  std::optional<ResultFolder> folder;
+  if (kept) {
+    KVASIR_ASSIGN_OR_RETURN(folder, ResultFolder::open(options.plan.out));
+  }
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<CellRuns> runs, CellRuns::create(std::move(options.plan)));
   KVASIR_RETURN_IF_ERROR(runs->load());
   catch_interrupts();
@@ -178,6 +185,8 @@ void add_eval_tasks(CLI::App& eval, Outcome& outcome) {
                    "the policy, before each question; conversation: question behind question")
       ->check(CLI::IsMember({"together", "context-first", "conversation"}))
       ->capture_default_str();
+  command->add_flag("--share-prompts", plan.share_prompts,
+                    "Read what prompts begin with alike once, also for other policies: the same answers sooner");
   command->add_flag("--chat", plan.ask.chat, "Ask as the user of a conversation, in the form of the chat template");
   command
       ->add_option("-c,--ctx", plan.ask.room,

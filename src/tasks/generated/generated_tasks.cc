@@ -71,7 +71,8 @@ constexpr KnownTask kKnown[] = {
     {{"kv_turns", "the value of another key in each of five turns", true, false, false, 64},
      key_values_of<generated::KeyValues::kTurns>},
     {{"copying", "a passage of 24 words, repeated word for word", false, true, true, 128}, generated::copying},
-    {{"arithmetic_chain", "the result of eight steps of a calculation, in a text", false, false, true, 16},
+    {{"arithmetic_chain", "the result of eight steps of a calculation, in a text", false, false, true, 16,
+      "infinitebench_passkey"},
      generated::arithmetic_chain},
     {{"needle", "a secret number, in a text; the fact of `kvasir eval needle`", false, true, true, 16},
      generated::secret_number},
@@ -120,6 +121,7 @@ std::uint64_t hash_of(std::string_view name) {
 
 GeneratedItem as_json(const generated::Turn& turn, const std::string& context, GeneratedItem item) {
   item["input"] = context + turn.input;
+  item["question"] = turn.input;
   item["outputs"] = turn.outputs;
   item["answer_prefix"] = turn.answer_prefix;
   return item;

@@ -25,6 +25,7 @@ struct GeneratedTask {
   bool depth = false;     // has one needle, whose depth may be chosen
   bool filler = false;    // hides its facts in GenerateItems::filler
   int answer_tokens = 0;  // enough for an answer of one turn
+  std::string_view metric = "string_match_all";
 };
 
 std::span<const GeneratedTask> generated_tasks();
