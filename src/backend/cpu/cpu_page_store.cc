@@ -13,6 +13,7 @@
 #include "backend/cpu/kernels/pages/decode_page.h"
 #include "backend/cpu/kernels/pages/encode_page.h"
 #include "backend/cpu/kernels/pages/word_page.h"
+#include "backend/wide_vectors.h"
 #include "base/check.h"
 #include "base/status.h"
 
@@ -20,6 +21,18 @@ namespace kvasir {
 namespace {
 
 constexpr std::size_t kMostOpenBytes = std::size_t{kMaxHeadDim} * 64 * 2 * sizeof(float);
+
+// As f16_to_f32, of many. Without a branch, which would keep it from vectors.
+KVASIR_WIDE_VECTORS void open_halves(const std::byte* __restrict halves, int count, float* __restrict out) {
+  typedef std::uint16_t Half [[gnu::may_alias]];
+  const Half* const in = reinterpret_cast<const Half*>(halves);
+  for (int i = 0; i < count; ++i) {
+    const std::uint32_t bits = in[i], magnitude = (bits & 0x7fffu) << 13;
+    const auto scaled = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112F);
+    const std::uint32_t not_finite = magnitude >= (0x7c00u << 13) ? 0x7f800000u : 0u;
+    out[i] = std::bit_cast<float>(scaled | not_finite | (bits & 0x8000u) << 16);
+  }
+}
 
 // Copies the key of a slot, which is strided in a page, to a row.
 template <std::size_t kBytes>
@@ -238,7 +251,11 @@ void CpuPageStore::rotate(ColumnLanes lanes, std::span<const SlotRotation> rotat
 void CpuPageStore::read_keys(PageId page, float* keys) const {
   const PageFormat& of = format(page);
   float by_dimension[kMaxHeadDim * 64];  // [head_dim][slots]
-  decode_keys(of, data(page), by_dimension);
+  if (of.key == KvType::kF16) {
+    open_halves(data(page), of.head_dim * of.slots, by_dimension);
+  } else {
+    decode_keys(of, data(page), by_dimension);
+  }
   for (int s = 0; s < of.slots; ++s)
     for (int d = 0; d < of.head_dim; ++d) keys[s * of.head_dim + d] = by_dimension[d * of.slots + s];
   if (of.hadamard_keys) hadamard(keys, of.slots, of.head_dim);
@@ -246,7 +263,11 @@ void CpuPageStore::read_keys(PageId page, float* keys) const {
 
 void CpuPageStore::read_values(PageId page, float* values) const {
   const PageFormat& of = format(page);
-  decode_values(of, data(page), values);
+  if (of.value == KvType::kF16 && !of.latent) {
+    open_halves(data(page) + values_offset(of), of.head_dim * of.slots, values);
+  } else {
+    decode_values(of, data(page), values);
+  }
   if (of.transforms_values()) hadamard(values, of.slots, of.head_dim);
 }
 

@@ -48,10 +48,13 @@ class ExpectedPolicy final : public SummedQueriesPolicy {
     ExpectedAttention{layout(), queries(), options_.future, options_.spread}.weigh(table, kv, first, {}, scores);
     if (options_.norm == ValueNorm::kOff) return;
     if (options_.norm == ValueNorm::kProjected) return weigh_by_projected_values(kv, scores, excess);
+    std::vector<double> norms;
     kv.visit(HeldKv::Sides::kValues, [&](const HeldKv::Block& block) {
-      for (int row = 0; row < block.kv.rows; ++row) {
-        double& score = scores[static_cast<std::size_t>(block.first + row)];
-        score = (score + options_.epsilon) * norm_of(block.kv.value(0, row));
+      norms.resize(static_cast<std::size_t>(block.kv.rows));
+      norms_of(block.kv.values, norms);
+      for (std::size_t row = 0; row < norms.size(); ++row) {
+        double& score = scores[static_cast<std::size_t>(block.first) + row];
+        score = (score + options_.epsilon) * norms[row];
       }
     });
   }

@@ -68,28 +68,38 @@ std::vector<ExpectedHead> heads_at(const ExpectedAttention& of, int table, std::
 constexpr std::size_t kKeys = 4;  // whose logits are found together
 
 // Adds up the products of kKeys keys ([kKeys][dim]) with the columns of `spread`, from `mean` on, in order of the
-// columns: to [kKeys][dim]. Each element has a sum of its own, so its bits do not depend on the vectors.
-KVASIR_WIDE_VECTORS void add_columns(const float* __restrict keys, const float* mean, const float* __restrict spread,
-                                     std::size_t dim, float* __restrict to) {
-  typedef float Lanes [[gnu::vector_size(64)]];
-  constexpr std::size_t kLanes = sizeof(Lanes) / sizeof(float);
-  static_assert(kKeys == 4);
+// columns: to [kKeys][dim]. Each element has a sum of its own, so its bits do not depend on the vectors, of kBytes
+// bytes.
+template <std::size_t kBytes>
+[[gnu::always_inline]] inline void add_columns_by(const float* __restrict keys, const float* mean,
+                                                  const float* __restrict spread, std::size_t dim,
+                                                  float* __restrict to) {
+  typedef float Lanes [[gnu::vector_size(kBytes)]];
+  constexpr std::size_t kLanes = kBytes / sizeof(float);
+  constexpr std::size_t kVectors = 16 / kLanes;  // of 16 columns
   std::size_t i = 0;
-  for (; i + kLanes <= dim; i += kLanes) {
-    Lanes a, column;
-    __builtin_memcpy(&a, mean + i, sizeof a);
-    Lanes b = a, c = a, d = a;
+  for (; i + 16 <= dim; i += 16) {
+    Lanes sum[kKeys][kVectors];
+    // One vector at a time: arrays that are copied whole live in memory.
+#pragma GCC unroll 4
+    for (std::size_t k = 0; k < kKeys; ++k)
+#pragma GCC unroll 4
+      for (std::size_t v = 0; v < kVectors; ++v) __builtin_memcpy(&sum[k][v], mean + i + v * kLanes, sizeof(Lanes));
     for (std::size_t j = 0; j < dim; ++j) {
-      __builtin_memcpy(&column, spread + j * dim + i, sizeof column);
-      a += keys[j] * column;
-      b += keys[dim + j] * column;
-      c += keys[2 * dim + j] * column;
-      d += keys[3 * dim + j] * column;
+      Lanes column[kVectors];
+#pragma GCC unroll 4
+      for (std::size_t v = 0; v < kVectors; ++v)
+        __builtin_memcpy(&column[v], spread + j * dim + i + v * kLanes, sizeof(Lanes));
+#pragma GCC unroll 4
+      for (std::size_t k = 0; k < kKeys; ++k)
+#pragma GCC unroll 4
+        for (std::size_t v = 0; v < kVectors; ++v) sum[k][v] += keys[k * dim + j] * column[v];
     }
-    __builtin_memcpy(to + i, &a, sizeof a);
-    __builtin_memcpy(to + dim + i, &b, sizeof b);
-    __builtin_memcpy(to + 2 * dim + i, &c, sizeof c);
-    __builtin_memcpy(to + 3 * dim + i, &d, sizeof d);
+#pragma GCC unroll 4
+    for (std::size_t k = 0; k < kKeys; ++k)
+#pragma GCC unroll 4
+      for (std::size_t v = 0; v < kVectors; ++v)
+        __builtin_memcpy(to + k * dim + i + v * kLanes, &sum[k][v], sizeof(Lanes));
   }
   for (std::size_t k = 0; k < kKeys; ++k)
     for (std::size_t left = i; left < dim; ++left) {
@@ -97,6 +107,21 @@ KVASIR_WIDE_VECTORS void add_columns(const float* __restrict keys, const float* 
       for (std::size_t j = 0; j < dim; ++j) sum += keys[k * dim + j] * spread[j * dim + left];
       to[k * dim + left] = sum;
     }
+}
+
+// Vectors that are wider than the processor's live on the stack: each width has a function of its own.
+KVASIR_AVX512_VECTORS void add_columns_512(const float* keys, const float* mean, const float* spread, std::size_t dim,
+                                           float* to) {
+  add_columns_by<64>(keys, mean, spread, dim, to);
+}
+KVASIR_WIDE_VECTORS void add_columns_256(const float* keys, const float* mean, const float* spread, std::size_t dim,
+                                         float* to) {
+  add_columns_by<32>(keys, mean, spread, dim, to);
+}
+
+void add_columns(const float* keys, const float* mean, const float* spread, std::size_t dim, float* to) {
+  static const auto add = has_avx512_vectors() ? add_columns_512 : add_columns_256;
+  add(keys, mean, spread, dim, to);
 }
 
 // Finds the logits of kKeys keys ([kKeys][dim]) by one query head.
@@ -137,18 +162,22 @@ std::vector<double> logits_of(const ExpectedAttention& of, int table, HeldKv& kv
     if (origin != block.origin) of_frame = heads_at(of, table, newest + 1 - block.origin);
     origin = block.origin;
     const auto rows = static_cast<std::size_t>(block.kv.rows), first = static_cast<std::size_t>(block.first);
-    for (std::size_t row = 0; row < rows; row += kKeys) {
-      const std::size_t count = std::min(kKeys, rows - row);
-      std::ranges::copy(block.kv.keys.subspan(row * dim, count * dim), keys.begin());  // unused places keep older keys
-      for (std::size_t h = 0; h < heads; ++h) {
-        const std::array<double, kKeys> sums = expected.of(of_frame[h], keys.data());
+    // Head by head, whose products stay in the nearest cache meanwhile.
+    for (std::size_t h = 0; h < heads; ++h)
+      for (std::size_t row = 0; row < rows; row += kKeys) {
+        const std::size_t count = std::min(kKeys, rows - row);
+        const float* some = &block.kv.keys[row * dim];
+        if (count < kKeys) {
+          std::ranges::copy(block.kv.keys.subspan(row * dim, count * dim), keys.begin());  // the others are unused
+          some = keys.data();
+        }
+        const std::array<double, kKeys> sums = expected.of(of_frame[h], some);
         for (std::size_t k = 0; k < count; ++k) {
           double& own = logits[h * tokens + first + row + k];
           own = sums[k];
           if (!biases.empty()) own += biases[first + row + k];
         }
       }
-    }
   });
   return logits;
 }

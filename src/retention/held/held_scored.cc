@@ -89,4 +89,37 @@ double norm_of(std::span<const float> vector) {
   return std::sqrt(square);
 }
 
+namespace {
+
+constexpr std::size_t kTogether = 4;  // rows
+
+// Sets sums[r] to the sum over i, in order, of factor(rows[r][i], i).
+template <class Factor>
+void sum_rows(std::span<const float> rows, std::span<double> sums, const Factor& factor) {
+  const std::size_t dim = sums.empty() ? 0 : rows.size() / sums.size();
+  std::size_t r = 0;
+  for (; r + kTogether <= sums.size(); r += kTogether) {
+    const float* row = &rows[r * dim];
+    double sum[kTogether] = {};
+    for (std::size_t i = 0; i < dim; ++i)
+      for (std::size_t k = 0; k < kTogether; ++k) sum[k] += factor(row[k * dim + i], i);
+    std::ranges::copy(sum, sums.begin() + static_cast<std::ptrdiff_t>(r));
+  }
+  for (; r < sums.size(); ++r) {
+    sums[r] = 0;
+    for (std::size_t i = 0; i < dim; ++i) sums[r] += factor(rows[r * dim + i], i);
+  }
+}
+
+}  // namespace
+
+void norms_of(std::span<const float> rows, std::span<double> norms) {
+  sum_rows(rows, norms, [](double x, std::size_t) { return x * x; });
+  for (double& norm : norms) norm = std::sqrt(norm);
+}
+
+void products_of(std::span<const float> rows, std::span<const double> by, std::span<double> products) {
+  sum_rows(rows, products, [&](double x, std::size_t i) { return x * by[i]; });
+}
+
 }  // namespace kvasir

@@ -56,6 +56,11 @@ std::int64_t newest_position(HeldKv& kv);
 
 // Returns the Euclidean norm of a key or a value.
 double norm_of(std::span<const float> vector);
+// Sets norms[r] to norm_of rows[r]. Rows go side by side, since each sum waits for its last step. rows:
+// [norms.size()][dim].
+void norms_of(std::span<const float> rows, std::span<double> norms);
+// Sets products[r] to the sum over i, in order, of rows[r][i] * by[i]. rows: [products.size()][by.size()].
+void products_of(std::span<const float> rows, std::span<const double> by, std::span<double> products);
 
 inline constexpr PolicyOption kHeldBudgetOption{"budget", "1024", kBudgetRange,
                                                 "tokens kept per head, or their share of the tokens seen, rounded up"};

@@ -32,6 +32,10 @@ class KeyDiffPolicy final : public HeldScoredPolicy {
   // Receives a key, the place of its token, and the mean that it is compared with.
   using Visit = std::function<void(std::size_t place, std::span<const float> key, Mean& mean)>;
 
+  static std::span<double> of_block(std::span<double> scores, const HeldKv::Block& block) {
+    return scores.subspan(static_cast<std::size_t>(block.first), static_cast<std::size_t>(block.kv.rows));
+  }
+
   void score_held(int, HeldKv& kv, std::span<double> scores, std::int64_t) override {
     const auto size = static_cast<std::int64_t>(scores.size());
     const std::int64_t span = span_ > 0 ? span_ : size;
@@ -48,17 +52,26 @@ class KeyDiffPolicy final : public HeldScoredPolicy {
       case Measure::kNorm:
         return visit([&](std::size_t place, std::span<const float> key, Mean&) { scores[place] = -norm_of(key); });
       case Measure::kCosine: {
-        visit([](std::size_t, std::span<const float> key, Mean& mean) {
-          const double norm = std::max(norm_of(key), 1e-12);
-          for (std::size_t i = 0; i < key.size(); ++i) mean[i] += key[i] / norm;
+        Mean& mean = means.front();
+        kv.visit(HeldKv::Sides::kKeys, [&](const HeldKv::Block& block) {
+          const std::span<double> norms = of_block(scores, block);
+          norms_of(block.kv.keys, norms);
+          for (int row = 0; row < block.kv.rows; ++row) {
+            const double norm = std::max(norms[static_cast<std::size_t>(row)], 1e-12);
+            const std::span<const float> key = block.kv.key(0, row);
+            for (std::size_t i = 0; i < key.size(); ++i) mean[i] += key[i] / norm;
+          }
         });
         double square = 0;  // the mean's length does not matter to the cosine
-        for (const double x : means.front()) square += x * x;
+        for (const double x : mean) square += x * x;
         const double length = std::max(std::sqrt(square), 1e-8);
-        return visit([&](std::size_t place, std::span<const float> key, const Mean& mean) {
-          double dot = 0;
-          for (std::size_t i = 0; i < key.size(); ++i) dot += key[i] * mean[i];
-          scores[place] = -dot / (std::max(norm_of(key), 1e-8) * length);
+        std::vector<double> products;
+        return kv.visit(HeldKv::Sides::kKeys, [&](const HeldKv::Block& block) {
+          const std::span<double> own = of_block(scores, block);  // the norms
+          products.resize(own.size());
+          products_of(block.kv.keys, mean, products);
+          for (std::size_t row = 0; row < own.size(); ++row)
+            own[row] = -products[row] / (std::max(own[row], 1e-8) * length);
         });
       }
       case Measure::kDistance:
