@@ -90,7 +90,7 @@ def ablation(a, b):
             lambda r: f.each_of(*(f.below(r["cascade-ablations-" + name], first, second, "kld_mean") for name in ("smollm2", "mini"))))
 
 
-THINNED = ("One sub-cache is as good as Start+Recent: what four lose, they lose by thinning out the newest 4,096 tokens, of which they "
+THINNED = (". One sub-cache is as good as Start+Recent: what four lose, they lose by thinning out the newest 4,096 tokens, of which they "
            "hold 1,024 in a row")
 
 CLAIMS = [
@@ -98,7 +98,7 @@ CLAIMS = [
             "1.2%)", {f"cascade-{size}": SIZES[f"cascade-{size}"]},
             lambda r, size=size: "; ".join(f"`n={n}`: {f.signed(r[f'cascade-{size}'], 1 + i, 0)} nats" for i, n in enumerate((1, 2, 4))) +
             f" against {f.ppl(r[f'cascade-{size}'], 0):.2f}",
-            lambda r, size=size: f.below(r[f"cascade-{size}"], 3, 0), THINNED if size == 4096 else "") for size in (2048, 4096)),
+            lambda r, size=size: f.below(r[f"cascade-{size}"], 3, 0), "Judged by `n=4`" + (THINNED if size == 4096 else "")) for size in (2048, 4096)),
     Claim("whole-books", SOURCE, "Over whole books a cascade is better than Start+Recent of the same size", whole,
           lambda r: f"`n=4` of 2,048 less Start+Recent: {f.said(f.paired(of_whole(r, 1), of_whole(r, 0)))} nats over {len(r)} books",
           lambda r: f.less(f.paired(of_whole(r, 1), of_whole(r, 0)))),

@@ -113,7 +113,7 @@ class Results:
         for file in {run, pathlib.Path(self.kvasir)}:
             if file not in self.digests:
                 self.digests[file] = digest(file)
-        return {"kvasir": self.digests[pathlib.Path(self.kvasir)], "run": self.digests[run], "threads": os.environ.get("KVASIR_THREADS", ""),
+        return {"kvasir": self.digests[pathlib.Path(self.kvasir)], "run": self.digests[run], "threads": os.environ.get("KVASIR_THREADS") or len(os.sched_getaffinity(0)),
                 "isa": os.environ.get("KVASIR_ISA", ""), "processor": processor()}
 
     def run(self, name, args):

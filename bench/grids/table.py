@@ -18,7 +18,14 @@ import statistics
 import sys
 
 
-def cells_of(folder):
+def differing(cell, other):
+    """Returns the fields in which two cells differ, but for what they measured."""
+    measured = ("summary", "tokens", "command", "path", "answers_of_earlier_runs")
+    flat = [{**one["subject"], **{name: value for name, value in one.items() if name not in (*measured, "subject")}} for one in (cell, other)]
+    return ", ".join(name for name in flat[0] if flat[0][name] != flat[1].get(name) and name != "threads") or "nothing"
+
+
+def cells_of(folder, build=None):
     """Returns {(task, policy, codec): cell}. A task is its name and, where there are several of that name, what it was made of. Ends the
     program where there are no cells, or two for one key: of two builds or models."""
     found = []
@@ -31,16 +38,19 @@ def cells_of(folder):
             continue
         if cell["summary"].get("failed"):
             sys.exit(f"table.py: {path} has questions without an answer; they would count as wrong")
-        found.append((path, cell))
+        if build is None or cell["subject"].get("build", "").startswith(build):
+            found.append((path, cell))
     made = {}
     for _, cell in found:
-        made.setdefault(cell["task"], set()).add((cell["data"], cell["data_fingerprint"]))
+        made.setdefault(cell["task"], set()).add(cell["data"])
     cells = {}
     for path, cell in found:
         several = len(made[cell["task"]]) > 1
         key = f"{cell['task']} ({cell['data']})" if several else cell["task"], cell["policy"], cell["codec"]
         if key in cells:
-            sys.exit(f"table.py: {path} is a second cell of {', '.join(key)}, of another build, model or options; name a folder of one grid")
+            sys.exit(f"table.py: {path.name} and {cells[key]['path']} are both of {', '.join(key)}, but differ in "
+                     f"{differing(cell, cells[key])}; give --build, or name a folder of one grid")
+        cell["path"] = path.name
         cells[key] = cell
     if not cells:
         sys.exit(f"table.py: {folder} has no cells of 'kvasir eval matrix'")
@@ -65,7 +75,7 @@ def chance_of(pair, steps=20000):
     step = (math.pi / 2 - begin) / steps
     heights = [math.cos(begin + i * step) ** (freedom - 1) for i in range(steps + 1)]
     tail = step / 3 * (heights[0] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2]) + heights[-1])
-    return 2 * tail * math.gamma((freedom + 1) / 2) / (math.sqrt(math.pi) * math.gamma(freedom / 2))
+    return 2 * tail * math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
 
 
 def beyond_chance(chances):
@@ -92,8 +102,9 @@ def main():
     parser.add_argument("results")
     parser.add_argument("--against", default="streaming")
     parser.add_argument("--codecs", help="default: all that are there")
+    parser.add_argument("--build", help="of several builds in one folder, the one whose digest begins so")
     options = parser.parse_args()
-    cells = cells_of(options.results)
+    cells = cells_of(options.results, options.build)
     there = list(dict.fromkeys(codec for _, _, codec in cells))
     codecs = options.codecs.split(",") if options.codecs else there
     if lacking := sorted(set(codecs) - set(there)):

@@ -16,7 +16,6 @@
 namespace kvasir {
 namespace {
 
-// Returns the first scored row of a stream or window.
 PositionBins positions_of(std::int64_t tokens, const PerplexityOptions& options) {
   const std::int64_t end = options.window > 0 ? options.window : std::max(tokens, options.bins_over);
   return {first_scored_row(options) + 1, end, options.bins};

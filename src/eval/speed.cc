@@ -255,8 +255,7 @@ void conclude(Measurement& m, const Measurement& first, const LoadedModel& model
                       static_cast<std::uint64_t>(base.runners.front()->sequence().mean_stored()) *
                       model.kv_shape.page.slot_bytes() * static_cast<std::uint64_t>(model.kv_shape.lanes());
   // A pass reads the weights once, and the keys and values of each sequence. How many experts a batch reads depends on
-  // its tokens, and how much of the cache a policy that
-  // selects what it reads.
+  // its tokens, and a policy that selects what it reads takes an unknown part of the cache: neither has a figure.
   const bool has_experts =
       std::ranges::any_of(model.config.layers, [](const auto& l) { return l.experts.has_value(); });
   const bool reads_all = base.runners.front()->policy().as<LeavesUnread>() == nullptr;

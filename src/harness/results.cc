@@ -342,8 +342,8 @@ Result<ResultLog> ResultLog::open(const std::string& path, const Json& header) {
     log.descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   }
   if (log.descriptor_ < 0) return log.writable_.ok() ? errno_status("open", path) : log.writable_;
-  // File systems without locks give other errors.
-  if (::flock(log.descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+  // File systems without locks give other errors. Those who only read do not exclude each other.
+  if (::flock(log.descriptor_, (log.writable_.ok() ? LOCK_EX : LOCK_SH) | LOCK_NB) != 0 && errno == EWOULDBLOCK)
     return invalid_argument("another run is writing '{}': wait until it ends, or name another folder", path);
   KVASIR_ASSIGN_OR_RETURN(const std::string text, read_file(path, std::size_t{4} << 30));
   const std::string first = dump_line(header);

@@ -300,19 +300,35 @@ TEST_F(EvalTasks, SharedPromptsChangeNoAnswer) {
   expect_error("tasks", {"needle", "--share-prompts", "--reading", "context-first"}, "--share-prompts");
 }
 
-// One run at a time has a folder. A whole result can be shown again from one that nobody may write to.
-TEST_F(EvalTasks, FoldersOfResults) {
+TEST_F(EvalTasks, OneRunAtATimeHasAFolder) {
+  const std::string out = folder_ + "/out";
+  std::filesystem::create_directories(out);
+  const int held = ::open(out.c_str(), O_RDONLY | O_DIRECTORY);
+  ASSERT_EQ(::flock(held, LOCK_EX), 0);
+  expect_error("tasks", {"needle", "--tokens", "300", "--count", "2", "--out", out}, "another run is writing to");
+  ::close(held);
+}
+
+// A run that ended after it had asked the last question, and before it stored the cell, leaves an older one.
+TEST_F(EvalTasks, AnOlderCellIsWrittenAgain) {
+  const Arguments arguments = {"needle", "--tokens", "300", "--count", "2", "--out", folder_ + "/out"};
+  const Json whole = timeless("tasks", arguments);
+  const Json stored = cells_of(folder_ + "/out");
+  ASSERT_EQ(stored.size(), 1U);
+  const std::string path = folder_ + "/out/" + stored.begin().key();
+  Json older = stored.front();
+  older["summary"]["failed"] = 1;
+  std::ofstream(path) << older.dump();
+  EXPECT_EQ(timeless("tasks", arguments), whole);
+  EXPECT_EQ(cells_of(folder_ + "/out").front()["summary"], stored.front()["summary"]);
+}
+
+// A whole result can be shown again from a folder that nobody may write to.
+TEST_F(EvalTasks, FoldersThatMayOnlyBeRead) {
   const std::string out = folder_ + "/out";
   const Arguments arguments = {"needle", "--tokens", "300", "--count", "2", "--out", out};
-  {
-    std::filesystem::create_directories(out);
-    const int held = ::open(out.c_str(), O_RDONLY | O_DIRECTORY);
-    ASSERT_EQ(::flock(held, LOCK_EX), 0);
-    expect_error("tasks", arguments, "another run is writing to");
-    ::close(held);
-  }
+  if (::geteuid() == 0) GTEST_SKIP() << "root may write to any folder";
   const Json whole = timeless("tasks", arguments);
-  if (::geteuid() == 0) return;  // root may write to any folder
   namespace fs = std::filesystem;
   for (const auto& entry : fs::directory_iterator(out)) fs::permissions(entry.path(), fs::perms::owner_read);
   fs::permissions(out, fs::perms::owner_read | fs::perms::owner_exec);

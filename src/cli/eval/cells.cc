@@ -99,8 +99,9 @@ Result<ResultFolder> ResultFolder::open(const std::string& path) {
   if (error) return make_status(StatusCode::kIo, "cannot make the folder '{}': {}", path, error.message());
   ResultFolder folder(path, ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder.descriptor_ < 0) return errno_status("open", path);
-  // File systems without locks give other errors.
-  if (::flock(folder.descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+  // File systems without locks give other errors. Those who only read do not exclude each other.
+  const int lock = folder.check_writable().ok() ? LOCK_EX : LOCK_SH;
+  if (::flock(folder.descriptor_, lock | LOCK_NB) != 0 && errno == EWOULDBLOCK)
     return invalid_argument("another run is writing to '{}': wait until it ends, or name another folder", path);
   return folder;
 }
@@ -215,8 +216,8 @@ class Runs : public CellRuns {
     if (!asked.generator.empty()) cell.json["seed"] = plan_.tasks[task].data.seed;
     cell.json["command"] = plan_.command;
     if (found > 0) cell.json["answers_of_earlier_runs"] = found;
-    const bool is_stored = found == cell.of_items && keep_origin(path, &cell.json);
     cell.json["summary"] = to_json(cell.summary);
+    const bool is_stored = found == cell.of_items && keep_origin(path, &cell.json);
     if (!cell.ended.ok()) cell.json["unasked"] = cell.of_items - cell.questions.size();
     if (!stem.empty() && !is_stored && cell.ended.ok()) KVASIR_RETURN_IF_ERROR(write_cell(cell.json, path));
     return cell;
@@ -254,16 +255,19 @@ class Runs : public CellRuns {
     return questions;
   }
 
-  // Gives a cell of which this run asked nothing the command and threads of the run that did. Returns whether that run
-  // has stored it.
+  // Gives a cell of which this run asked nothing the command and threads of the run that stored it. Returns whether
+  // what is stored is this cell: its last run may have ended before it could store what it asked.
   static bool keep_origin(const std::string& path, Json* json) {
     const Result<std::string> text = read_file(path, std::size_t{1} << 30);
     if (!text.ok()) return false;
     const ParsedOrderedJson stored = parse_ordered_json(*text, {.levels = 16});
     if (stored.end != ParsedOrderedJson::End::kDone || !stored.value.is_object()) return false;
-    json->erase("answers_of_earlier_runs");
-    for (const char* field : {"subject", "command", "answers_of_earlier_runs"})
+    if (!stored.value.contains("summary") || dump_line(stored.value["summary"]) != dump_line((*json)["summary"]))
+      return false;
+    for (const char* field : {"subject", "command", "answers_of_earlier_runs"}) {
+      json->erase(field);
       if (stored.value.contains(field)) (*json)[field] = stored.value[field];
+    }
     return true;
   }
 

@@ -314,16 +314,21 @@ Status eval_matrix(MatrixCommand options, const CommandLine& line) {
   if (options.report.empty()) options.report = options.out + "/report.html";
   catch_interrupts();
   const std::string report = options.report, out = options.out;
+  const bool writes_page = report != out + "/report.html" || folder.check_writable().ok();
   const bool json = options.json;
   MatrixRuns runs(std::move(options), *matrix, command_text(line), folder);
   Status status = runs.run();
   const bool whole = status.ok();
   if (whole) {
-    KVASIR_RETURN_IF_ERROR(write_report(cells_report(runs.cells()), report));
+    if (writes_page) KVASIR_RETURN_IF_ERROR(write_report(cells_report(runs.cells()), report));
     status = without_answers(runs.cells());
   }
   if (!json) {
-    if (whole) note("kvasir: results in {}, a page about them in {}\n", printable(out, 500), printable(report, 500));
+    if (whole && writes_page)
+      note("kvasir: results in {}, a page about them in {}\n", printable(out, 500), printable(report, 500));
+    if (whole && !writes_page)
+      note("kvasir: results in {}, which no page can be written to; --report FILE.html writes one elsewhere\n",
+           printable(out, 500));
     return status;
   }
   if (!whole && runs.cells_taken() == 0) return status;  // there is nothing to print
