@@ -333,6 +333,13 @@ Json run_key(Json header) {
   return header;
 }
 
+Status lock_results(int descriptor, bool writes, const std::string& path) {
+  // File systems without locks give other errors.
+  if (::flock(descriptor, (writes ? LOCK_EX : LOCK_SH) | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    return invalid_argument("another run is writing to '{}': wait until it ends, or name another folder", path);
+  return {};
+}
+
 Result<ResultLog> ResultLog::open(const std::string& path, const Json& header) {
   ResultLog log;
   log.path_ = path;
@@ -342,9 +349,7 @@ Result<ResultLog> ResultLog::open(const std::string& path, const Json& header) {
     log.descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   }
   if (log.descriptor_ < 0) return log.writable_.ok() ? errno_status("open", path) : log.writable_;
-  // File systems without locks give other errors. Those who only read do not exclude each other.
-  if (::flock(log.descriptor_, (log.writable_.ok() ? LOCK_EX : LOCK_SH) | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-    return invalid_argument("another run is writing '{}': wait until it ends, or name another folder", path);
+  KVASIR_RETURN_IF_ERROR(lock_results(log.descriptor_, log.writable_.ok(), path));
   KVASIR_ASSIGN_OR_RETURN(const std::string text, read_file(path, std::size_t{4} << 30));
   const std::string first = dump_line(header);
   const std::size_t whole = text.rfind('\n') == std::string::npos ? 0 : text.rfind('\n') + 1;

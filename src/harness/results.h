@@ -98,6 +98,10 @@ Result<QuestionResult> question_result_from_json(const nlohmann::ordered_json& j
 // Returns what tells a run from all others: its header without the subject's threads, which change no answer.
 nlohmann::ordered_json run_key(nlohmann::ordered_json header);
 
+// Locks an open file or folder of results until it is closed: runs that only read do not exclude each other. Errors:
+// kInvalidArgument where another run writes, or reads what this one would write.
+Status lock_results(int descriptor, bool writes, const std::string& path);
+
 // Appends each result to a file as it comes, a line of JSON each, so that a run that ended early goes on where it was.
 class ResultLog {
  public:

@@ -202,8 +202,8 @@ TEST_F(EvalTasks, ThePageSaysHowEachRowWasMade) {
   }
 }
 
-// What a page says of a row that is not what it seems: questions without an answer, shortened prompts; and of rolling
-// texts, whose scores are no means, no difference is made up.
+// The page names what a row lacks: answers, and parts of shortened prompts. Rolling texts have scores that are no
+// means: the page makes up no difference between them.
 TEST_F(EvalTasks, ThePageSaysWhatARowLacks) {
   const std::string rolling = write("rolling.json", R"({"request": "rolling", "prompt": "{{ q }}"})");
   const std::string text = write("text.jsonl", R"({"q": "The fox was red, and the sun was bright all day long."})");

@@ -2,11 +2,9 @@
 
 #include <fcntl.h>
 #include <fmt/core.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <filesystem>
 #include <set>
@@ -99,10 +97,7 @@ Result<ResultFolder> ResultFolder::open(const std::string& path) {
   if (error) return make_status(StatusCode::kIo, "cannot make the folder '{}': {}", path, error.message());
   ResultFolder folder(path, ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder.descriptor_ < 0) return errno_status("open", path);
-  // File systems without locks give other errors. Those who only read do not exclude each other.
-  const int lock = folder.check_writable().ok() ? LOCK_EX : LOCK_SH;
-  if (::flock(folder.descriptor_, lock | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-    return invalid_argument("another run is writing to '{}': wait until it ends, or name another folder", path);
+  KVASIR_RETURN_IF_ERROR(lock_results(folder.descriptor_, folder.check_writable().ok(), path));
   return folder;
 }
 

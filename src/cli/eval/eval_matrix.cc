@@ -233,8 +233,8 @@ class MatrixRuns {
                          {"kv_bytes_max", result.kv_bytes_peak},
                          {"ms_per_token", result.tpot_ms},
                          {"top1_agree", result.full->top1_agree},
-                         // Of its own passes behind the prompt, without those of the full cache that it is compared
-                         // with.
+                         // The time of the cell's own passes behind the prompt; the full cache that the cell is
+                         // compared with is not counted.
                          {"wall_seconds", (result.sums.times.forward + result.sums.times.cache)}};
     header["tokens"] = {{"nll", result.sums.nlls}, {"kld", result.sums.klds}};
     return header;

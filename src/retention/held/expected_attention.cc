@@ -80,7 +80,7 @@ template <std::size_t kBytes>
   std::size_t i = 0;
   for (; i + 16 <= dim; i += 16) {
     Lanes sum[kKeys][kVectors];
-    // One vector at a time: arrays that are copied whole live in memory.
+    // Vectors are copied one at a time: the compiler keeps an array in memory that is copied whole.
 #pragma GCC unroll 4
     for (std::size_t k = 0; k < kKeys; ++k)
 #pragma GCC unroll 4
