@@ -120,6 +120,9 @@ Result<Matrix> parse_matrix(std::string_view text, const std::string& folder) {
   for (const Json& each : *tasks) {
     KVASIR_ASSIGN_OR_RETURN(matrix.tasks.emplace_back(), read_task(each, folder));
   }
+  if (matrix.share_prompts &&
+      std::ranges::none_of(matrix.tasks, [](const MatrixTask& task) { return task.text.empty(); }))
+    return invalid_argument("'share_prompts' changes nothing: a perplexity has no prompts to share; leave it out");
   if (matrix.settings.empty() || matrix.settings.size() * matrix.tasks.size() > kMostCells)
     return invalid_argument("the grid has {} cells; it may have 1 to {}", matrix.settings.size() * matrix.tasks.size(),
                             kMostCells);

@@ -182,16 +182,20 @@ class HeldKv {
 // among them, so exact_prefix(n) may be more than 0.
 class ReadsHeldKv : public Capability {
  public:
-  // Whether read_held is to be called for a table when this chunk ends.
+  // Whether read_held is to be called for a table when this chunk ends. Asked before the chunk runs too, and while
+  // other tables are read.
   virtual bool wants_held(const PolicyChunk& chunk, int table) const = 0;
 
   // Receives what the table holds, the chunk's tokens included: after read_kv of all tables, before any end_chunk.
+  // Several tables may be read at once.
   virtual void read_held(const PolicyChunk& chunk, int table, HeldKv& kv) = 0;
 
-  // Whether read_held asks for HeldKv::projected_norms. Replay refuses such a policy, since recordings have no weights.
+  // Whether read_held asks for HeldKv::projected_norms. Tables are then read one at a time. Replay refuses such a
+  // policy, since recordings have no weights.
   virtual bool projects_values() const { return false; }
 
   // Returns the most bytes that read_held allocates for a table of so many tokens, and has given back when it returns.
+  // Each table that is read at the same time takes as many.
   virtual std::uint64_t held_scratch_bytes(const TableLayout& /*layout*/, std::int64_t /*tokens*/) const { return 0; }
 };
 

@@ -1,7 +1,7 @@
 // The interface of retention policies: a small core that every policy implements, and optional capabilities
 // (capabilities.h). A policy decides which tokens of a text stay in the KV cache. It sees attention masses, keys,
 // values and sums of queries if it asks for them, and never a page. It is deterministic. The engine, replay and tests
-// call the same object in the same order.
+// call the same object in the same order, but for the tables of a chunk, which may come in any order.
 //
 // Chunks. A policy decides once per chunk. A chunk is a run of consecutive tokens of a prompt, or one generated token.
 // Prompts are cut on a grid anchored at token 0, and where they end. The engine may compute a chunk in several forward

@@ -1,6 +1,6 @@
 // Adds up the queries of a chunk (QuerySums, retention/capabilities.h), for both the engine and replay, so that they
 // agree bit for bit.
-// Thread-safety: add may be called for different heads from several threads at once; otherwise none.
+// Thread-safety: add may be called for different heads from several threads at once, and so may of; otherwise none.
 #pragma once
 
 #include <cstdint>

@@ -42,8 +42,8 @@ std::int64_t prompt_left(const PolicyChunk& chunk, int row) {
   return chunk.prompt_left + chunk.rows - 1 - row;
 }
 
-// Returns the `count` tokens of the largest mass among those for which `candidate` is true, by mass, descending. Of
-// equal ones the younger come first.
+// Returns the `count` tokens of the largest mass among those for which `candidate` is true, ascending. Of equal ones
+// the younger are taken. `candidate` is asked for each token in turn.
 template <class Candidate>
 std::vector<TokenIndex> best_tokens(std::span<const double> mass, std::int64_t count, const Candidate& candidate) {
   std::vector<TokenIndex> ids;
@@ -57,9 +57,14 @@ std::vector<TokenIndex> best_tokens(std::span<const double> mass, std::int64_t c
     const double of_a = score(a), of_b = score(b);
     return of_a != of_b ? of_a > of_b : a > b;
   };
-  const auto end = ids.begin() + static_cast<std::ptrdiff_t>(std::min<std::int64_t>(count, std::ssize(ids)));
-  std::ranges::partial_sort(ids, end, before);
-  return {ids.begin(), end};
+  if (count <= 0) return {};
+  if (count < std::ssize(ids)) {
+    std::vector<TokenIndex> ranked = ids;
+    const auto last = ranked.begin() + static_cast<std::ptrdiff_t>(count - 1);
+    std::ranges::nth_element(ranked, last, before);
+    std::erase_if(ids, [&](TokenIndex id) { return before(*last, id); });
+  }
+  return {ids.begin(), ids.end()};  // a copy of exact capacity: state_bytes counts it
 }
 
 std::vector<TokenIndex> best_tokens(std::span<const double> mass, std::int64_t count) {
@@ -109,18 +114,12 @@ struct Head {
     if (samples.capacity() == 0) samples.reserve(kMostSampled);
     const std::vector<TokenIndex> top = best_tokens(mass, kSampleTop);
     samples.insert(samples.end(), top.begin(), top.end());
-    std::sort(samples.end() - static_cast<std::ptrdiff_t>(kSampleTop), samples.end());
   }
 
   // Chooses `k` tokens: the best of these are the static set, the others the first dynamic set.
   void choose_first(std::span<const double> mass, std::int64_t k, std::int64_t fixed_of_k) {
-    const std::vector<TokenIndex> best = best_tokens(mass, k);
-    const auto middle =
-        best.begin() + static_cast<std::ptrdiff_t>(std::min<std::int64_t>(fixed_of_k, std::ssize(best)));
-    fixed = std::vector<TokenIndex>(best.begin(), middle);
-    dynamic = std::vector<TokenIndex>(middle, best.end());
-    std::ranges::sort(fixed);
-    std::ranges::sort(dynamic);
+    fixed = best_tokens(mass, std::min(fixed_of_k, k));
+    choose_next(mass, k - std::ssize(fixed), std::ssize(mass));
   }
 
   // Chooses the dynamic set anew: `count` tokens before `end` that are not in the static set.
@@ -130,7 +129,6 @@ struct Head {
       while (next_fixed != fixed.end() && *next_fixed < id) ++next_fixed;
       return id < end && (next_fixed == fixed.end() || *next_fixed != id);
     });
-    std::ranges::sort(dynamic);
   }
 
   // Appends both sets before `tail`, then the tokens [tail, end), as ranges that do not touch.

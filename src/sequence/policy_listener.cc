@@ -1,8 +1,10 @@
 #include "sequence/policy_listener.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <chrono>
+#include <exception>
 #include <optional>
 #include <utility>
 
@@ -26,11 +28,17 @@ std::uint64_t kv_bytes(const ReadsKv& kv, const KvCacheShape& shape, PolicyScope
          static_cast<std::uint64_t>(shape.lanes_per_table(scope)) * all * sizeof(std::int64_t);
 }
 
-// Returns the bytes that showing what a table holds takes: those of a block, which is a page of each lane, of norms of
-// projected values, and of what the policy allocates.
-// `tokens`, `bound`: of the sequence.
+constexpr int kMostReaders = 4;  // limits the memory: each reader has its own
+
+// Returns how many tables are read at once. Norms of projected values take all threads for one table.
+int held_readers(const ReadsHeldKv& held, int tables, int threads) {
+  return held.projects_values() ? 1 : std::min({tables, threads, kMostReaders});
+}
+
+// Returns the bytes that all readers take together on so many threads. Each takes a block (a page of each lane), norms
+// of projected values, and what the policy allocates. `tokens`, `bound`: of the sequence.
 std::uint64_t held_bytes(const ReadsHeldKv& held, const KvCacheShape& shape, PolicyScope scope, std::int64_t tokens,
-                         std::optional<std::int64_t> bound, int rows) {
+                         std::optional<std::int64_t> bound, int rows, int threads) {
   const auto lanes = static_cast<std::uint64_t>(shape.lanes_per_table(scope));
   const std::int64_t most = bound ? std::min(tokens, *bound - 1 + rows) : tokens;
   std::uint64_t projected = 0;  // the values and norms of one lane
@@ -39,9 +47,25 @@ std::uint64_t held_bytes(const ReadsHeldKv& held, const KvCacheShape& shape, Pol
                     (static_cast<std::uint64_t>(shape.page.head_dim) * sizeof(float) + sizeof(double)) +
                 Backend::norm_bytes(shape.query_heads * shape.page.head_dim,
                                     {0, shape.query_heads / shape.kv_heads, shape.page.head_dim});
-  return held.held_scratch_bytes(table_layout(shape, scope), most) + projected +
-         (2 * lanes + 1) * floats_of_page(shape) * sizeof(float) +
-         lanes * static_cast<std::uint64_t>(shape.page.slots) * sizeof(std::int64_t);
+  return static_cast<std::uint64_t>(held_readers(held, shape.tables(scope), threads)) *
+         (held.held_scratch_bytes(table_layout(shape, scope), most) + projected +
+          (2 * lanes + 1) * floats_of_page(shape) * sizeof(float) +
+          lanes * static_cast<std::uint64_t>(shape.page.slots) * sizeof(std::int64_t));
+}
+
+// Calls task(i) for every i below `count`, several at once. When all have returned, throws again what one has thrown.
+template <class Task>
+void run_tasks(ThreadPool& threads, int count, const Task& task) {
+  std::atomic_flag failed;
+  std::exception_ptr failure;
+  threads.parallel_for(count, [&](int i) {
+    try {
+      task(i);
+    } catch (...) {
+      if (!failed.test_and_set()) failure = std::current_exception();
+    }
+  });
+  if (failure != nullptr) std::rethrow_exception(failure);
 }
 
 int all_heads(const KvCacheShape& shape) {
@@ -122,7 +146,8 @@ class ChunkReader {
 // Reads what a table of one run holds: a block is an entry of the table.
 class PagesKv final : public HeldKv {
  public:
-  PagesKv(const KvCacheShape& shape, const PageStore& store, const ProjectedNorms& projected_norms)
+  // `projected_norms`: null: the policy asks for none.
+  PagesKv(const KvCacheShape& shape, const PageStore& store, const ProjectedNorms* projected_norms)
       : shape_(shape),
         store_(store),
         projected_norms_(projected_norms),
@@ -151,7 +176,7 @@ class PagesKv final : public HeldKv {
   }
 
   void projected_norms(std::span<double> norms) override {
-    KVASIR_CHECK(std::ssize(norms) == tokens());
+    KVASIR_CHECK(projected_norms_ != nullptr && std::ssize(norms) == tokens());
     const int lanes = table_->pages().lanes();
     std::vector<float> values;
     std::vector<double> of_lane(norms.size());
@@ -161,7 +186,7 @@ class PagesKv final : public HeldKv {
       values.clear();
       append_values(static_cast<std::size_t>(lane), values);
       const int number = number_ * lanes + lane;
-      projected_norms_(shape_.model_layer(number / shape_.kv_heads), number % shape_.kv_heads, values, of_lane);
+      (*projected_norms_)(shape_.model_layer(number / shape_.kv_heads), number % shape_.kv_heads, values, of_lane);
       for (std::size_t i = 0; i < norms.size(); ++i) norms[i] += of_lane[i] / lanes;
     }
   }
@@ -204,7 +229,7 @@ class PagesKv final : public HeldKv {
 
   const KvCacheShape& shape_;
   const PageStore& store_;
-  const ProjectedNorms& projected_norms_;
+  const ProjectedNorms* projected_norms_;
   std::size_t dim_;
   std::vector<float> page_;  // keys or values of one page
   std::vector<float> keys_, values_;
@@ -226,8 +251,10 @@ TableLayout table_layout(const KvCacheShape& shape, PolicyScope scope) {
   return layout;
 }
 
-PolicyListener::PolicyListener(RetentionPolicy* policy, const KvCacheShape& shape, ProjectedNorms projected_norms)
+PolicyListener::PolicyListener(RetentionPolicy* policy, const KvCacheShape& shape, ThreadPool* threads,
+                               ProjectedNorms projected_norms)
     : shape_(shape),
+      threads_(threads),
       projected_norms_(std::move(projected_norms)),
       scope_(policy->traits().scope),
       tables_per_layer_(table_layout(shape, scope_).per_layer),
@@ -242,7 +269,7 @@ std::uint64_t PolicyListener::most_bytes(const RetentionPolicy& policy, const Kv
   std::uint64_t bytes = 0;
   if (const ReadsKv* kv = policy.as<ReadsKv>()) bytes += kv_bytes(*kv, shape, policy.traits().scope, rows);
   if (const ReadsHeldKv* held = policy.as<ReadsHeldKv>())
-    bytes += held_bytes(*held, shape, policy.traits().scope, tokens, policy.bound(), rows);
+    bytes += held_bytes(*held, shape, policy.traits().scope, tokens, policy.bound(), rows, kMostReaders);
   if (policy.as<SumsQueries>() != nullptr)
     bytes += QueryAccumulator::bytes_for(all_heads(shape), shape.page.head_dim, rows);
   return bytes;
@@ -250,10 +277,20 @@ std::uint64_t PolicyListener::most_bytes(const RetentionPolicy& policy, const Kv
 
 std::uint64_t PolicyListener::bytes_for(const PolicyChunk& chunk) const {
   std::uint64_t bytes = kv_ != nullptr ? kv_bytes(*kv_, shape_, scope_, chunk.rows) : 0;
-  if (held_ != nullptr) bytes += held_bytes(*held_, shape_, scope_, chunk.end(), bound_, chunk.rows);
+  if (reads_held(chunk))
+    bytes += held_bytes(*held_, shape_, scope_, chunk.end(), bound_, chunk.rows, threads_->threads());
   if (const int rows = wanted_queries(chunk, 0, chunk.rows); rows > 0)
     bytes += QueryAccumulator::bytes_for(all_heads(shape_), shape_.page.head_dim, rows);
   return bytes;
+}
+
+// Returns whether the policy may read what a table holds when the chunk ends. Of generated tokens some may be drafts
+// that do not stay, and fewer rows may end where the policy prunes.
+bool PolicyListener::reads_held(const PolicyChunk& chunk) const {
+  if (held_ == nullptr) return false;
+  bool reads = !chunk.prompt && chunk.rows > 1;
+  for (int t = 0; t < shape_.tables(scope_) && !reads; ++t) reads = held_->wants_held(chunk, t);
+  return reads;
 }
 
 // Returns of how many of the chunk's rows [first, first + rows) the policy wants the queries.
@@ -281,7 +318,8 @@ void PolicyListener::end_chunk(const KvSequence& tables, const PageStore& store)
   if (sums_.bytes() > 0) {
     const auto start = std::chrono::steady_clock::now();
     const int heads = all_heads(shape_) / tables.governed_tables();
-    for (int t = 0; t < tables.governed_tables(); ++t) queries_->read_queries(chunk_, t, sums_.of(t * heads, heads));
+    run_tasks(*threads_, tables.governed_tables(),
+              [&](int t) { queries_->read_queries(chunk_, t, sums_.of(t * heads, heads)); });
     seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     sums_.end();
   }
@@ -301,12 +339,24 @@ void PolicyListener::end_chunk(const KvSequence& tables, const PageStore& store)
 void PolicyListener::show_held(const KvSequence& tables, const PageStore& store) {
   if (held_ == nullptr) return;
   const auto start = std::chrono::steady_clock::now();
-  std::optional<PagesKv> pages;  // most chunks end without a prune
-  for (int t = 0; t < tables.governed_tables(); ++t) {
-    if (!held_->wants_held(chunk_, t)) continue;
-    if (!pages) pages.emplace(shape_, store, projected_norms_);
-    pages->read_from(tables.table(t), t);
-    held_->read_held(chunk_, t, *pages);
+  const int count = tables.governed_tables();
+  int first = 0;
+  while (first < count && !held_->wants_held(chunk_, first)) ++first;
+  if (first == count) return;  // most chunks end without a prune
+  std::atomic<int> next{first};
+  const auto read = [&](int) {
+    PagesKv pages(shape_, store, held_->projects_values() ? &projected_norms_ : nullptr);
+    for (int t; (t = next++) < count;) {
+      if (!held_->wants_held(chunk_, t)) continue;
+      pages.read_from(tables.table(t), t);
+      held_->read_held(chunk_, t, pages);
+    }
+  };
+  const int readers = held_readers(*held_, count, threads_->threads());
+  if (readers == 1) {
+    read(0);  // not as a task: norms of projected values use the threads
+  } else {
+    run_tasks(*threads_, readers, read);
   }
   seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "backend/attention_listener.h"
+#include "base/thread_pool.h"
 #include "kv/kv_cache.h"
 #include "retention/policy.h"
 #include "retention/query_accumulator.h"
@@ -24,8 +25,10 @@ using ProjectedNorms =
 
 class PolicyListener final : public AttentionListener {
  public:
-  // `policy`, `shape` and what `projected_norms` refers to must outlive the object.
-  PolicyListener(RetentionPolicy* policy, const KvCacheShape& shape, ProjectedNorms projected_norms);
+  // `policy`, `shape`, `threads` and what `projected_norms` refers to must outlive the object. end_chunk uses
+  // `threads`: call it from outside their tasks.
+  PolicyListener(RetentionPolicy* policy, const KvCacheShape& shape, ThreadPool* threads,
+                 ProjectedNorms projected_norms);
   PolicyListener(const PolicyListener&) = delete;  // batches point to it
 
   // Optional observer of the attention of every pass; may be null. Must outlive the passes. While there is one, the
@@ -38,14 +41,15 @@ class PolicyListener final : public AttentionListener {
   void set_kv_tap(ReadsKv* tap) { kv_tap_ = tap; }
 
   // Returns the most bytes that a chunk of up to `rows` rows takes, from begin_chunk to end_chunk, of a sequence of up
-  // to `tokens` tokens; and of one chunk.
+  // to `tokens` tokens, on any number of threads; and of one chunk, on those that there are.
   static std::uint64_t most_bytes(const RetentionPolicy& policy, const KvCacheShape& shape, std::int64_t tokens,
                                   int rows);
   std::uint64_t bytes_for(const PolicyChunk& chunk) const;
   void begin_chunk(const PolicyChunk& chunk);
   // Rows [first, first + rows) of the chunk run next. Returns this object, or null where none of them matters.
   AttentionListener* begin_pass(int first, int rows);
-  // All rows have run: shows policy and tap the chunk's queries, keys and values.
+  // All rows have run: shows policy and tap the chunk's queries, keys and values, and the policy what is held, several
+  // tables at once.
   void end_chunk(const KvSequence& tables, const PageStore& store);
 
   // Returns the seconds that the policy took for masses, for sums of queries, and for what is held.
@@ -61,9 +65,11 @@ class PolicyListener final : public AttentionListener {
 
  private:
   int wanted_queries(const PolicyChunk& chunk, int first, int rows) const;
+  bool reads_held(const PolicyChunk& chunk) const;
   void show_held(const KvSequence& tables, const PageStore& store);
 
   const KvCacheShape& shape_;
+  ThreadPool* threads_;
   ProjectedNorms projected_norms_;
   PolicyScope scope_;
   int tables_per_layer_;

@@ -72,7 +72,7 @@ Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> 
       repeats_(policy_->as<RepeatsText>()),
       tables_(cache_->new_sequence(sequence_layout(*policy_, codec))),
       shape_(cache_->shape().with(tables_.codec())),
-      listener_(policy_.get(), shape_, norms_of(*model_)),
+      listener_(policy_.get(), shape_, model_->threads.get(), norms_of(*model_)),
       reads_(*policy_, shape_, new_selector(*policy_, shape_)),
       state_(&cache_->budget()) {
   if (repeats_ != nullptr) instruction_ = instruction_to_repeat();
@@ -96,7 +96,7 @@ Sequence::Sequence(const Sequence& other, KvSequence tables)
       instruction_(other.instruction_),
       tables_(std::move(tables)),
       shape_(other.shape_),
-      listener_(policy_.get(), shape_, norms_of(*model_)),
+      listener_(policy_.get(), shape_, model_->threads.get(), norms_of(*model_)),
       reads_(*policy_, shape_, other.reads_.selector() != nullptr ? other.reads_.selector()->clone() : nullptr),
       state_(&cache_->budget()),
       most_rows_(other.most_rows_) {}

@@ -204,7 +204,10 @@ class JudgeAtEnd final : public RetentionPolicy, public ReadsKv, public SumsQuer
 
   std::optional<std::int64_t> bound() const override { return std::nullopt; }
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<JudgeAtEnd>(*this); }
-  void begin(const TableLayout& layout) override { scores_.resize(static_cast<std::size_t>(layout.tables())); }
+  void begin(const TableLayout& layout) override {
+    scores_.resize(static_cast<std::size_t>(layout.tables()));
+    mean_.resize(scores_.size());
+  }
   TokenIndex seen() const override { return seen_; }
   void retained(int, int, std::vector<IndexRange>&) const override {}
   std::int64_t exact_prefix(std::int64_t) const override { return 0; }
@@ -224,7 +227,7 @@ class JudgeAtEnd final : public RetentionPolicy, public ReadsKv, public SumsQuer
   }
   bool wants_queries(const PolicyChunk& chunk, int row) const override { return (chunk.first + row) % 2 == 0; }
   void read_queries(const PolicyChunk&, int table, const QuerySums& queries) override {
-    std::vector<double>& mean = mean_[table];
+    std::vector<double>& mean = mean_[static_cast<std::size_t>(table)];
     mean.assign(static_cast<std::size_t>(queries.head_dim), 0.0);
     for (int head = 0; head < queries.heads; ++head)
       for (int i = 0; i < queries.head_dim; ++i)
@@ -246,8 +249,7 @@ class JudgeAtEnd final : public RetentionPolicy, public ReadsKv, public SumsQuer
   void save_state(ByteWriter&) const override {}
   bool restore_state(ByteReader&) override { return false; }
 
-  std::vector<std::vector<double>> scores_;
-  std::map<int, std::vector<double>> mean_;
+  std::vector<std::vector<double>> scores_, mean_;  // [tables]
   TokenIndex seen_ = 0;
 };
 

@@ -66,6 +66,7 @@ TEST(HarnessMatrix, WrongGridsNameWhatIsWrong) {
       "'tova:budget=64' with f16 twice");
   has(refusal(R"({"share_prompts": true, "reading": "context-first", "tasks": [{"task": "x"}]})"), "'share_prompts'");
   has(refusal(R"({"share_prompts": 1, "tasks": [{"task": "x"}]})"), "'share_prompts'");
+  has(refusal(R"({"share_prompts": true, "tasks": [{"perplexity": "x"}]})"), "a perplexity has no prompts to share");
   has(refusal(R"({"reading": "backwards", "tasks": [{"task": "x"}]})"), "backwards");
 }
 

@@ -1,9 +1,11 @@
 // What policies are shown of a chunk beside masses: keys, values and sums of queries, whatever passes it runs in.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <map>
+#include <mutex>
 
 #include "planning/memory_plan.h"
 #include "sequence/policy_cases.h"
@@ -24,6 +26,9 @@ struct Shown {
   bool operator==(const Shown&) const = default;
 };
 
+// Tables are read by several threads at once.
+std::mutex spying;
+
 // Evicts the second token of every eight, so that tables have holes and frames; writes down what it is shown. It wants
 // the queries of each third token.
 class Spy final : public RetentionPolicy, public ReadsKv, public ReadsHeldKv, public SumsQueries {
@@ -35,6 +40,7 @@ class Spy final : public RetentionPolicy, public ReadsKv, public ReadsHeldKv, pu
     bool queries = true;
     bool held = false;                   // all that is held, at the end of each chunk
     const LoadedModel* norms = nullptr;  // and norms of projected values by this model; null: none
+    bool throws = false;                 // wherever several threads show it something
     bool exact = true;                   // pages hold what they held when a chunk ended
     int chunk = 24;
     PositionMode positions = PositionMode::kOriginal;
@@ -81,6 +87,7 @@ class Spy final : public RetentionPolicy, public ReadsKv, public ReadsHeldKv, pu
   }
   bool wants_held(const PolicyChunk&, int) const override { return true; }
   void read_held(const PolicyChunk& chunk, int table, HeldKv& kv) override {
+    if (wants_.throws) throw std::bad_alloc();
     std::vector<TokenIndex> held;
     for (TokenIndex id = 0; id < chunk.end(); ++id)
       if (id % 8 != 1 || id >= chunk.first) held.push_back(id);
@@ -97,6 +104,7 @@ class Spy final : public RetentionPolicy, public ReadsKv, public ReadsHeldKv, pu
       ASSERT_EQ(place, kv.tokens());
     }
     if (wants_.norms != nullptr) check_norms(table, kv);
+    const std::lock_guard lock(spying);
     ++times_held_;
   }
   bool projects_values() const override { return wants_.norms != nullptr; }
@@ -104,6 +112,8 @@ class Spy final : public RetentionPolicy, public ReadsKv, public ReadsHeldKv, pu
 
   bool wants_queries(const PolicyChunk& chunk, int row) const override { return (chunk.first + row) % 3 == 0; }
   void read_queries(const PolicyChunk& chunk, int table, const QuerySums& queries) override {
+    if (wants_.throws && !wants_.held) throw std::bad_alloc();
+    const std::lock_guard lock(spying);
     std::vector<double>& out = shown_.queries[{table, chunk.first}];
     ASSERT_TRUE(out.empty()) << "twice";
     out.push_back(static_cast<double>(queries.rows));
@@ -417,8 +427,11 @@ TEST(PolicyListener, ArePlannedToTheByte) {
   EXPECT_EQ(planned({.keys = false, .queries = false}), side + page_and_places);
   EXPECT_EQ(planned({.keys = false, .values = false}), sums);
   EXPECT_EQ(planned({}), 2 * side + page_and_places + sums);
-  // Norms of the 70 tokens of a lane, and their values.
-  const std::uint64_t held = planned({.keys = false, .values = false, .queries = false, .held = true});
+  // Up to four tables are read at once; with norms, one. Norms of the 70 tokens of a lane, and their values.
+  const int readers = std::min(shape.layers, 4);
+  EXPECT_GT(readers, 1);
+  const std::uint64_t held =
+      planned({.keys = false, .values = false, .queries = false, .held = true}) / static_cast<std::uint64_t>(readers);
   const int group = shape.query_heads / shape.kv_heads;
   EXPECT_EQ(planned({.keys = false, .values = false, .queries = false, .held = true, .norms = model.get()}) - held,
             70 * (dim * sizeof(float) + sizeof(double)) +
@@ -431,6 +444,30 @@ TEST(PolicyListener, ArePlannedToTheByte) {
   runner.set_watch([&](const KvSequence&) { most = std::max(most, runner.whole().state_bytes()); });
   run_text(runner, Text(70, 9, 1), 0);
   EXPECT_EQ(most, planned({}));
+  // Two threads read two tables.
+  Shown also;
+  const Spy::Wants all{.held = true};
+  SequenceRunner reader(model, *new_cache(model, std::uint64_t{1} << 28), std::make_unique<Spy>(all, &also));
+  most = 0;
+  reader.set_watch([&](const KvSequence&) { most = std::max(most, reader.whole().state_bytes()); });
+  run_text(reader, Text(70, 9, 1), 0);
+  EXPECT_EQ(most, planned(all) - held * static_cast<std::uint64_t>(readers - 2));
+}
+
+// What a policy throws on another thread arrives, and the threads go on.
+TEST(PolicyListener, PassesOnWhatAPolicyThrows) {
+  const TemporaryFile file(make_random_model(family_cases().front().spec));
+  const auto model = load(file.path(), {.threads = 2, .kv_type = "f16", .page_slots = 16});
+  for (const bool held : {false, true}) {
+    Shown shown;
+    SequenceRunner runner(model, *new_cache(model, std::uint64_t{1} << 28),
+                          std::make_unique<Spy>(Spy::Wants{.held = held, .throws = true}, &shown));
+    EXPECT_THROW(run_text(runner, Text(70, 9, 1), 0), std::bad_alloc);
+  }
+  Shown shown;
+  SequenceRunner runner(model, *new_cache(model, std::uint64_t{1} << 28), std::make_unique<Spy>(Spy::Wants{}, &shown));
+  run_text(runner, Text(70, 9, 1), 0);
+  EXPECT_FALSE(shown.keys.empty());
 }
 
 }  // namespace

@@ -58,8 +58,10 @@ std::vector<ExpectedHead> heads_at(const ExpectedAttention& of, int table, std::
     turn_pairs(turns, turn.magnitude, mean.data(), 1);
     for (std::size_t i = 0; i < dim; ++i) turn_pairs(turns, turn.magnitude, &spread[i * dim], 1);
     for (std::size_t j = 0; j < dim; ++j) turn_pairs(turns, turn.magnitude, &spread[j], dim);
+    head.mean.reserve(dim);
     for (const double x : mean) head.mean.push_back(static_cast<float>(x * scale));
     if (!of.spread) continue;
+    head.spread.reserve(spread.size());
     for (const double x : spread) head.spread.push_back(static_cast<float>(x * scale * scale / 2));
   }
   return made;
@@ -159,7 +161,10 @@ std::vector<double> logits_of(const ExpectedAttention& of, int table, HeldKv& kv
   ExpectedLogits expected(dim);
   std::vector<float> keys(kKeys * dim);
   kv.visit(HeldKv::Sides::kKeys, [&](const HeldKv::Block& block) {
-    if (origin != block.origin) of_frame = heads_at(of, table, newest + 1 - block.origin);
+    if (origin != block.origin) {
+      of_frame = {};  // before those of the next frame are made
+      of_frame = heads_at(of, table, newest + 1 - block.origin);
+    }
     origin = block.origin;
     const auto rows = static_cast<std::size_t>(block.kv.rows), first = static_cast<std::size_t>(block.first);
     // Head by head, whose products stay in the nearest cache meanwhile.

@@ -18,9 +18,12 @@ struct ExpectedAttention {
   // with R the mean rotation. `biases`: by token, or empty. REQUIRES: first < weights.size() == kv.tokens(); one lane.
   void weigh(int table, HeldKv& kv, std::size_t first, std::span<const double> biases, std::span<double> weights) const;
 
-  // Returns the most bytes that weigh allocates by token.
+  // Returns the most bytes that weigh allocates for so many tokens: logits, the heads' means and covariances, one of
+  // them in double, and what meets some keys at a time.
   static std::uint64_t bytes(const TableLayout& layout, std::int64_t tokens) {
-    return static_cast<std::uint64_t>(layout.heads) * static_cast<std::uint64_t>(tokens) * sizeof(double);
+    const auto heads = static_cast<std::uint64_t>(layout.heads), dim = static_cast<std::uint64_t>(layout.head_dim);
+    return heads * (static_cast<std::uint64_t>(tokens) * sizeof(double) + dim * (dim + 1) * sizeof(float)) +
+           dim * (dim + 2) * sizeof(double) + 8 * dim * sizeof(float);
   }
 };
 

@@ -36,6 +36,12 @@ class KeyDiffPolicy final : public HeldScoredPolicy {
     return scores.subspan(static_cast<std::size_t>(block.first), static_cast<std::size_t>(block.kv.rows));
   }
 
+  std::uint64_t held_scratch_bytes(const TableLayout& layout, std::int64_t tokens) const override {
+    const std::int64_t means = span_ > 0 ? (tokens + span_ - 1) / span_ : 1;
+    return (static_cast<std::uint64_t>(means) + 1) *
+           (sizeof(Mean) + static_cast<std::uint64_t>(layout.head_dim) * sizeof(double));
+  }
+
   void score_held(int, HeldKv& kv, std::span<double> scores, std::int64_t) override {
     const auto size = static_cast<std::int64_t>(scores.size());
     const std::int64_t span = span_ > 0 ? span_ : size;

@@ -3,6 +3,7 @@
 #include <limits>
 #include <numeric>
 
+#include "backend/wide_vectors.h"
 #include "base/status.h"
 #include "retention/held/held_scored.h"
 
@@ -20,10 +21,59 @@ constexpr PolicyOption kLagKvOptions[] = {
     kProtectOption,
 };
 
+constexpr std::size_t kRowsTogether = 4;  // summed side by side: each addition waits for the one before it
+
+// Sets scaled[c][r] to channel c of row r in units of its range, counted from `least`; to 0 where the range is 0.
+// scaled: [dim][kRowsTogether].
+KVASIR_WIDE_VECTORS void scale_channels(const float* __restrict rows, const float* __restrict least,
+                                        const double* __restrict ranges, std::size_t dim, double* __restrict scaled) {
+  for (std::size_t c = 0; c < dim; ++c)
+    for (std::size_t r = 0; r < kRowsTogether; ++r)
+      scaled[c * kRowsTogether + r] = ranges[c] > 0 ? (double{rows[r * dim + c]} - double{least[c]}) / ranges[c] : 0;
+}
+
+// Sets squares[r] to the sum over c, in order, of the squared distances of scaled[c][r] from their mean.
+KVASIR_WIDE_VECTORS void sum_squares(const double* __restrict scaled, std::size_t dim, double* __restrict squares) {
+  double mean[kRowsTogether] = {}, sum[kRowsTogether] = {};
+  const auto count = static_cast<double>(dim);
+  for (std::size_t c = 0; c < dim; ++c)
+    for (std::size_t r = 0; r < kRowsTogether; ++r) mean[r] += scaled[c * kRowsTogether + r] / count;
+  for (std::size_t c = 0; c < dim; ++c)
+    for (std::size_t r = 0; r < kRowsTogether; ++r) {
+      const double off = scaled[c * kRowsTogether + r] - mean[r];
+      sum[r] += off * off;
+    }
+  for (std::size_t r = 0; r < kRowsTogether; ++r) squares[r] = sum[r];
+}
+
+// Sets deviations[r] to the sample standard deviation over the channels of row r, each scaled by its range. rows:
+// [deviations.size()][dim].
+void find_deviations(const float* rows, const float* least, const double* ranges, std::size_t dim,
+                     std::span<double> deviations) {
+  std::vector<double> scaled(dim * kRowsTogether);
+  std::vector<float> padded;
+  for (std::size_t row = 0; row < deviations.size(); row += kRowsTogether, rows += kRowsTogether * dim) {
+    const std::size_t count = std::min(kRowsTogether, deviations.size() - row);
+    if (count < kRowsTogether) {  // the rows behind them are not used
+      padded.assign(rows, rows + count * dim);
+      padded.resize(kRowsTogether * dim);
+      rows = padded.data();
+    }
+    scale_channels(rows, least, ranges, dim, scaled.data());
+    double squares[kRowsTogether];
+    sum_squares(scaled.data(), dim, squares);
+    for (std::size_t r = 0; r < count; ++r)
+      deviations[row + r] = dim > 1 ? std::sqrt(squares[r] / static_cast<double>(dim - 1)) : 0;
+  }
+}
+
 // Keys or values of consecutive tokens, with the range of each channel.
 class Partition {
  public:
-  explicit Partition(std::size_t dim) : dim_(dim), least_(dim), most_(dim) { clear(); }
+  Partition(std::size_t dim, std::size_t tokens) : dim_(dim), least_(dim), most_(dim) {
+    rows_.reserve(tokens * dim);
+    clear();
+  }
 
   void clear() {
     rows_.clear();
@@ -41,9 +91,9 @@ class Partition {
 
   // Adds half the softmax over the rows of the deviation of a row's channels, each scaled by its range in `next`.
   void add_scores(const Partition& next, std::span<double> scores) const {
-    std::vector<double> deviations(scores.size());
-    for (std::size_t row = 0; row < scores.size(); ++row)
-      deviations[row] = deviation(std::span(rows_).subspan(row * dim_, dim_), next);
+    std::vector<double> deviations(scores.size()), ranges(dim_);
+    for (std::size_t c = 0; c < dim_; ++c) ranges[c] = double{next.most_[c]} - double{next.least_[c]};
+    find_deviations(rows_.data(), next.least_.data(), ranges.data(), dim_, deviations);
     const double most = *std::ranges::max_element(deviations);
     double sum = 0;
     for (double& x : deviations) {
@@ -54,19 +104,6 @@ class Partition {
   }
 
  private:
-  // Returns the sample standard deviation. A channel that is constant in `next` counts as 0.
-  static double deviation(std::span<const float> row, const Partition& next) {
-    const auto scaled = [&](std::size_t c) {
-      const double range = double{next.most_[c]} - double{next.least_[c]};
-      return range > 0 ? (double{row[c]} - double{next.least_[c]}) / range : 0;
-    };
-    double mean = 0;
-    for (std::size_t c = 0; c < row.size(); ++c) mean += scaled(c) / static_cast<double>(row.size());
-    double square = 0;
-    for (std::size_t c = 0; c < row.size(); ++c) square += (scaled(c) - mean) * (scaled(c) - mean);
-    return row.size() > 1 ? std::sqrt(square / static_cast<double>(row.size() - 1)) : 0;
-  }
-
   std::size_t dim_;
   std::vector<float> rows_;
   std::vector<float> least_, most_;
@@ -80,7 +117,7 @@ class LagKvPolicy final : public HeldScoredPolicy {
 
  private:
   struct Sides {
-    explicit Sides(std::size_t dim) : keys(dim), values(dim) {}
+    Sides(std::size_t dim, std::size_t tokens) : keys(dim, tokens), values(dim, tokens) {}
     Partition keys, values;
   };
 
@@ -91,7 +128,7 @@ class LagKvPolicy final : public HeldScoredPolicy {
     const std::int64_t judging = (kv.tokens() - sinks) / lag_ * lag_;  // tokens of full partitions
     if (judging < 2 * lag_) return;
     const auto dim = static_cast<std::size_t>(layout().head_dim);
-    Sides judged(dim), judges(dim);
+    Sides judged(dim, static_cast<std::size_t>(lag_)), judges(dim, static_cast<std::size_t>(lag_));
     kv.visit(HeldKv::Sides::kBoth, [&](const HeldKv::Block& block) {
       for (int row = 0; row < block.kv.rows; ++row) {
         const std::int64_t place = block.first + row - sinks;
@@ -107,6 +144,15 @@ class LagKvPolicy final : public HeldScoredPolicy {
         judges.values.clear();
       }
     });
+  }
+
+  // Four partitions with their ranges; of the one that is judged the deviations, and the ranks in order, sorted with as
+  // much room again; and of some rows the scaled channels.
+  std::uint64_t held_scratch_bytes(const TableLayout& layout, std::int64_t tokens) const override {
+    if (tokens < 2 * lag_) return 0;
+    const auto lag = static_cast<std::uint64_t>(lag_), dim = static_cast<std::uint64_t>(layout.head_dim);
+    return 4 * (lag + 2) * dim * sizeof(float) + lag * (sizeof(double) + 2 * sizeof(std::size_t)) +
+           dim * (sizeof(double) + kRowsTogether * (sizeof(double) + sizeof(float)));
   }
 
   void judge(const Sides& judged, const Sides& judges, std::span<double> scores) const {

@@ -234,11 +234,14 @@ class MatchingPolicy final : public SummedQueriesPolicy, public WeighsSlots {
       of.outputs.resize(of.count * of.dim);
       weigh(table, kv, of);
     }
+    std::vector<double> norms;
     kv.visit(HeldKv::Sides::kValues, [&](const HeldKv::Block& block) {
+      norms.resize(static_cast<std::size_t>(block.kv.rows));
+      norms_of(block.kv.values, norms);
       for (int row = 0; row < block.kv.rows; ++row) {
         const auto token = static_cast<std::size_t>(block.first + row);
         const std::span<const float> value = block.kv.value(0, row);
-        scores[token] *= norm_of(value);
+        scores[token] *= norms[static_cast<std::size_t>(row)];
         if (options_.fit == Fit::kOutput)
           add_to_rows(1, of.of(token).data(), value.data(), of.count, of.dim, of.outputs.data());
       }
@@ -270,11 +273,11 @@ class MatchingPolicy final : public SummedQueriesPolicy, public WeighsSlots {
       }
     });
 
-    std::vector<double> factors(kept.size(), 1), curvatures(kept.size());
+    std::vector<double> factors(kept.size(), 1), curvatures(kept.size()), norms(kept.size());
+    norms_of(values, norms);
     for (std::size_t j = 0; j < kept.size(); ++j) {
       for (const float weight : of.of(kept[j])) curvatures[j] += double{weight} * double{weight};
-      const double norm = norm_of(std::span(values).subspan(j * of.dim, of.dim));
-      curvatures[j] *= 1 + lambda * norm * norm;
+      curvatures[j] *= 1 + lambda * norms[j] * norms[j];
     }
     const double ridge = kRidge * std::accumulate(curvatures.begin(), curvatures.end(), 0.0) /
                          static_cast<double>(std::max<std::size_t>(kept.size(), 1));
@@ -314,7 +317,7 @@ class MatchingPolicy final : public SummedQueriesPolicy, public WeighsSlots {
                count = static_cast<std::uint64_t>(references(layout));
     return ExpectedAttention::bytes(layout, tokens) +
            count * (held * sizeof(float) + dim * (2 * sizeof(float) + sizeof(double)) + 4 * sizeof(double)) +
-           held * (dim * sizeof(float) + 5 * sizeof(double)) + 2 * dim * (dim + 2) * sizeof(double);
+           held * (dim * sizeof(float) + 6 * sizeof(double)) + 2 * dim * (dim + 2) * sizeof(double);
   }
 
   MatchingOptions options_;
