@@ -53,7 +53,8 @@ std::uint64_t held_bytes(const ReadsHeldKv& held, const KvCacheShape& shape, Pol
           lanes * static_cast<std::uint64_t>(shape.page.slots) * sizeof(std::int64_t));
 }
 
-// Calls task(i) for every i below `count`, several at once. When all have returned, throws again what one has thrown.
+// Calls task(i) for every i below `count`, several at once. When all have returned, rethrows the first exception of a
+// task.
 template <class Task>
 void run_tasks(ThreadPool& threads, int count, const Task& task) {
   std::atomic_flag failed;

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <utility>
+#include <vector>
 
 #include "base/splitmix.h"
 
@@ -50,7 +50,8 @@ void expect_moments(const QueryMoments& moments, int table, const PlainSums& all
   }
 }
 
-// At every length of the text: alone, and after a copy that was saved went on. The second table receives nothing.
+// The moments are checked at every length of the text, of the object itself and of one that was restored from it one
+// chunk before. Table 0 receives nothing.
 TEST(QueryMoments, ArePlainSums) {
   QueryMoments moments, restored;
   moments.begin(kLayout);

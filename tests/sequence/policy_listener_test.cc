@@ -454,7 +454,7 @@ TEST(PolicyListener, ArePlannedToTheByte) {
   EXPECT_EQ(most, planned(all) - held * static_cast<std::uint64_t>(readers - 2));
 }
 
-// What a policy throws on another thread arrives, and the threads go on.
+// An exception that a policy throws on another thread reaches the caller, and the threads go on.
 TEST(PolicyListener, PassesOnWhatAPolicyThrows) {
   const TemporaryFile file(make_random_model(family_cases().front().spec));
   const auto model = load(file.path(), {.threads = 2, .kv_type = "f16", .page_slots = 16});
